@@ -1,0 +1,33 @@
+# Two commands: `make demo` shows what this is, `make test` proves it works.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test test-slow clean
+
+demo: $(VENV)/installed
+	$(BIN)/fedsc run --config examples/demo.toml --out runs/demo --overwrite
+
+test: $(VENV)/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest -m "not slow" --durations=5
+
+test-slow: $(VENV)/installed-dev
+	$(BIN)/pytest -m slow --durations=10
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info
+
+# torch first and alone: asked for by a range it may come with gigabytes of CUDA.
+$(VENV)/installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedsc needs Python 3.11 or newer")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0 -c constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[report]' -c constraints.txt
+	touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[report,dev]' -c constraints.txt
+	touch $@

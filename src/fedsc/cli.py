@@ -1,0 +1,251 @@
+"""The command line: `fedsc run`, `fedsc methods`, `fedsc data`."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from importlib.metadata import version as package_version
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress, TaskID
+from rich.table import Table
+
+from .errors import FedscError
+from .experiments.spec import RunSpec, read_config
+from .options import options_of
+
+app = typer.Typer(
+    help="Federated learning on non-IID data: FedSC and the methods it is compared with.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+data_app = typer.Typer(help="Data sets: fetch them, list them, see how clients share them.")
+app.add_typer(data_app, name="data")
+console = Console()
+
+DATA_DIR = typer.Option(
+    None, help="folder with the data sets (default: $FEDSC_DATA or ~/.cache/fedsc)"
+)
+PARTITION_OPTIONS = (
+    "dataset",
+    "partition",
+    "clients",
+    "long_tail",
+    "train_limit",
+    "few_shot",
+    "seed",
+)
+
+
+def main() -> None:
+    """Entry point: what the user did wrong is one line and exit code 2."""
+    try:
+        app()
+    except FedscError as error:
+        print(f"fedsc: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def options_from_spec(names: tuple[str, ...] | None = None) -> Any:
+    """Give a command one option per field of RunSpec, with its help and its default.
+
+    The command receives as keyword arguments what the user gave, and nothing else.
+    """
+
+    def decorate(command: Any) -> Any:
+        own = list(inspect.signature(command).parameters.values())
+        own = [p for p in own if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        taken = {p.name for p in own}
+        fields = [
+            opt
+            for opt in options_of(RunSpec)
+            if opt.name not in taken and (names is None or opt.name in names)
+        ]
+        parameters = []
+        for opt in fields:
+            default = "" if opt.default is None else f" (default: {opt.default})"
+            metavar = f"[{'|'.join(opt.choices)}]" if opt.choices else None
+            flag = "--" + opt.name.replace("_", "-")
+            extra = typer.Option(None, flag, help=opt.help + default, metavar=metavar)
+            parameters.append(
+                inspect.Parameter(
+                    opt.name,
+                    inspect.Parameter.KEYWORD_ONLY,
+                    default=extra,
+                    annotation=opt.kind | None,
+                )
+            )
+
+        def wrapped(**given: Any) -> None:
+            kept = {k: v for k, v in given.items() if k in taken or v is not None}
+            command(**kept)
+
+        keyword_only = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
+        signature = inspect.Signature(keyword_only + parameters)
+        wrapped.__signature__ = signature  # type: ignore[attr-defined]
+        wrapped.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
+        wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
+        return wrapped
+
+    return decorate
+
+
+def show_version(wanted: bool) -> None:
+    if wanted:
+        print(package_version("fedsc"))
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: bool = typer.Option(
+        False, "--version", callback=show_version, is_eager=True, help="Show the version."
+    ),
+) -> None:
+    pass
+
+
+def run(
+    method: list[str] | None = typer.Option(
+        None,
+        help="a method, with options if any: fedsc, fedsc,literal or fedsc,tau=0.1; "
+        "give several to compare them (default: fedsc)",
+    ),
+    seed: list[int] | None = typer.Option(
+        None, help="seed of everything random; give several for mean and spread (default: 0)"
+    ),
+    config: Path | None = typer.Option(
+        None, help="TOML file with these options; the command line wins over it"
+    ),
+    out: Path | None = typer.Option(
+        None, help="folder for the results (default: runs/DATASET-PARTITION)"
+    ),
+    overwrite: bool = typer.Option(False, "--overwrite", help="replace the runs in --out"),
+    data_dir: Path | None = DATA_DIR,
+    quiet: bool = typer.Option(False, "--quiet", help="show the table only"),
+    **given: Any,
+) -> None:
+    """Train federations, one per method and seed, and compare them in a table and a picture."""
+    from .experiments.compare import compare
+
+    settings = read_config(config) if config else {}
+    methods = method or settings.pop("methods", None) or [settings.get("method", "fedsc")]
+    seeds = seed or settings.pop("seeds", None) or [settings.get("seed", 0)]
+    settings = {**settings, **given}
+    for name in ("method", "methods", "seed", "seeds"):
+        settings.pop(name, None)
+    compare(methods, seeds, settings, out, overwrite, data_dir, quiet, console)
+
+
+app.command("run")(options_from_spec()(run))
+
+
+@app.command()
+def methods() -> None:
+    """List the methods with their hyperparameters and defaults."""
+    from .methods import METHODS
+
+    for name, cls in METHODS.items():
+        summary = (sys.modules[cls.__module__].__doc__ or "").partition("\n")[0]
+        table = Table(title=f"{name}: {summary}", title_justify="left", header_style="bold")
+        for column in ("option", "default", "allowed", "what it is"):
+            table.add_column(column, overflow="fold")
+        for opt in options_of(cls):
+            allowed = ", ".join(opt.choices) or opt.kind.__name__ + (
+                " or none" if opt.optional else ""
+            )
+            table.add_row(
+                opt.name,
+                str(opt.default).lower() if opt.default is None else str(opt.default),
+                allowed,
+                opt.help,
+            )
+        console.print(table)
+        for preset, values in cls.presets.items():
+            settings = ", ".join(f"{k}={v}" for k, v in values.items())
+            console.print(f"  preset [bold]{name},{preset}[/bold]: {settings}")
+        console.print()
+
+
+@data_app.command("list")
+def data_list(data_dir: Path | None = DATA_DIR) -> None:
+    """Say which data sets there are, and which are on this machine."""
+    from .data.sources import SOURCES, default_data_dir
+
+    folder = data_dir or default_data_dir()
+    table = Table(title=f"Data sets in {folder}", title_justify="left", header_style="bold")
+    for column in ("name", "what it is", "train", "test", "classes", "here"):
+        table.add_column(column)
+    for source in SOURCES.values():
+        found = source.find(folder)
+        here = "built in" if not source.layouts else "yes" if found else "no"
+        sizes = source.num_train, source.num_test, source.num_classes
+        table.add_row(source.name, source.description, *(f"{n:,}" for n in sizes), here)
+    table.add_row("folder:PATH", "your images, a sub-folder per class", "", "", "", "")
+    table.add_row("npz:PATH", "your arrays x_train, y_train, x_test, y_test", "", "", "", "")
+    console.print(table)
+
+
+@data_app.command("get")
+def data_get(
+    name: str = typer.Argument(help="data set, as `fedsc data list` calls it"),
+    data_dir: Path | None = DATA_DIR,
+) -> None:
+    """Fetch a data set, check it and put it where runs find it."""
+    from .data.fetch import fetch
+    from .data.sources import default_data_dir
+
+    with data_progress() as progress:
+        folder = fetch(name, data_dir or default_data_dir(), progress)
+    console.print(f"{name} is in {folder}", soft_wrap=True)
+
+
+@contextlib.contextmanager
+def data_progress() -> Iterator[Callable[[str, int, int | None], None]]:
+    """A bar for each thing that is fetched or decoded, where there is a terminal."""
+    bars: dict[str, TaskID] = {}
+    with Progress(console=console, disable=not console.is_terminal) as display:
+
+        def show(what: str, done: int, total: int | None) -> None:
+            if what not in bars:
+                bars[what] = display.add_task(what, total=total)
+                if not console.is_terminal:
+                    print(what, file=sys.stderr, flush=True)
+            display.update(bars[what], completed=done, total=total)
+
+        yield show
+
+
+def data_show(
+    png: Path | None = typer.Option(None, help="write the picture to this file as well"),
+    data_dir: Path | None = DATA_DIR,
+    **given: Any,
+) -> None:
+    """Draw how a partition deals the classes to the clients."""
+    from .data.partition import class_count_table, fingerprint
+    from .experiments.runner import load
+    from .federation import split_training_data
+
+    spec = RunSpec(**given)
+    data = load(spec, data_dir)
+    parts = split_training_data(spec, data)
+    counts = class_count_table(data.train_labels.numpy(), parts, data.num_classes)
+    title = f"{spec.dataset}, {spec.partition}, seed {spec.seed}"
+    from .report.partition_table import partition_table
+
+    console.print(partition_table(counts, data.classes, title))
+    console.print(f"partition {fingerprint(parts)[:12]}, {counts.sum():,} images")
+    if png is not None:
+        from .report.pictures import draw_partition
+
+        draw_partition(counts, data.classes, title, png)
+        console.print(f"picture in {png}")
+
+
+data_app.command("show")(options_from_spec(PARTITION_OPTIONS)(data_show))

@@ -1,0 +1,111 @@
+"""`npz:PATH`: one's own arrays, as numpy.savez writes them."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ..errors import FedscError
+from .dataset import Dataset
+from .holdout import stratified_holdout
+
+CHANNELS = (1, 3)
+
+
+def read_npz(path: Path, seed: int) -> Dataset:
+    """Arrays x_train, y_train, x_test, y_test; or x and y, a fifth of which (drawn with `seed`)
+    becomes the test set."""
+    arrays = _load(path)
+    if {"x_train", "y_train", "x_test", "y_test"} <= arrays.keys():
+        train_images = _images(path, "x_train", arrays["x_train"])
+        test_images = _images(path, "x_test", arrays["x_test"])
+        train_labels = _labels(path, "y_train", arrays["y_train"], len(train_images))
+        test_labels = _labels(path, "y_test", arrays["y_test"], len(test_images))
+        classes = _class_names(path, "y_train", train_labels)
+    elif {"x", "y"} <= arrays.keys():
+        images = _images(path, "x", arrays["x"])
+        labels = _labels(path, "y", arrays["y"], len(images))
+        classes = _class_names(path, "y", labels)
+        train, test = stratified_holdout(labels, classes, seed, str(path))
+        train_images, train_labels = images[train], labels[train]
+        test_images, test_labels = images[test], labels[test]
+    else:
+        raise FedscError(
+            f"{path} holds the arrays {', '.join(sorted(arrays)) or '(none)'}; it must hold "
+            "x_train, y_train, x_test and y_test, or x and y"
+        )
+    return Dataset(
+        name=f"npz:{path}",
+        train_images=torch.from_numpy(np.ascontiguousarray(train_images)),
+        train_labels=torch.from_numpy(train_labels),
+        test_images=torch.from_numpy(np.ascontiguousarray(test_images)),
+        test_labels=torch.from_numpy(test_labels),
+        classes=classes,
+    )
+
+
+def _load(path: Path) -> dict[str, npt.NDArray[Any]]:
+    name = ""
+    try:
+        with path.open("rb") as file:
+            # numpy.load would take a lone array or a pickle as well.
+            if not zipfile.is_zipfile(file):
+                raise FedscError(f"{path} is not an .npz file as numpy.savez writes it")
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {}
+            for name in archive.files:
+                arrays[name] = archive[name]
+            return arrays
+    except OSError as error:
+        raise FedscError(f"cannot read {path}: {error.strerror or error}") from error
+    except FedscError:
+        raise
+    except Exception as error:  # a damaged zip can raise nearly anything
+        if "allow_pickle" in str(error):  # numpy's word for it
+            error = ValueError("it holds Python objects, which can run code when read")
+        raise FedscError(f"{path}: cannot read array '{name}': {error}") from error
+
+
+def _images(path: Path, name: str, array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """(N, channels, height, width), from (N, H, W), (N, H, W, C) or (N, C, H, W)."""
+    if array.dtype != np.uint8:
+        raise FedscError(
+            f"{path}: {name} is {array.dtype}; images must be uint8, with values from 0 to 255"
+        )
+    if array.ndim == 3:
+        return array[:, None]
+    if array.ndim == 4 and array.shape[3] in CHANNELS:
+        return array.transpose(0, 3, 1, 2)
+    if array.ndim == 4 and array.shape[1] in CHANNELS:
+        return array
+    raise FedscError(
+        f"{path}: {name} has shape {array.shape} "
+        "(allowed: (N, H, W), (N, H, W, C) or (N, C, H, W) with C = 1 or 3)"
+    )
+
+
+def _labels(
+    path: Path, name: str, array: npt.NDArray[Any], num_images: int
+) -> npt.NDArray[np.int64]:
+    if array.dtype.kind not in "iu" or array.shape != (num_images,):
+        raise FedscError(
+            f"{path}: {name} is {array.dtype} of shape {array.shape}; "
+            f"labels must be integers of shape ({num_images},)"
+        )
+    return array.astype(np.int64)
+
+
+def _class_names(path: Path, name: str, labels: npt.NDArray[np.int64]) -> tuple[str, ...]:
+    present = np.unique(labels)
+    if len(present) < 2 or present[0] != 0 or present[-1] != len(present) - 1:
+        raise FedscError(
+            f"{path}: {name} has {len(present)} different label(s)"
+            + (f" from {present[0]} to {present[-1]}" if len(present) else "")
+            + "; at least 2 are needed, and they must be 0, 1, 2 and so on without a gap"
+        )
+    return tuple(str(label) for label in present)

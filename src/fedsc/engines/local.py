@@ -1,0 +1,101 @@
+"""What every engine needs to train a client: the settings, the data, and states in and out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..data.dataset import Dataset
+from ..data.plan import ClientPlan
+from ..data.transform import crop_and_flip, normalise
+from ..method import State
+from ..models.outputs import Outputs
+
+Precision = Literal["fp32", "bf16"]
+OnImages = Callable[[int], None]  # told, batch after batch, how many images were trained on
+
+
+@dataclass(frozen=True)
+class Training:
+    """Local training, the same for every method."""
+
+    seed: int
+    epochs: int
+    batch_size: int
+    lr: float
+    momentum: float
+    weight_decay: float
+    augment: bool
+    precision: Precision
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """One client's share: which training images, and how many of each class."""
+
+    id: int
+    indices: Tensor  # (n_k,) int64, on the device of the images
+    class_counts: Tensor  # (C,) float32
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.indices)
+
+
+class Images:
+    """The training images on their device, and how a network sees them."""
+
+    def __init__(self, data: Dataset, training: Training) -> None:
+        self.images, self.labels = data.train_images, data.train_labels
+        device = self.images.device
+        self.mean = torch.tensor(data.mean, device=device).view(-1, 1, 1)
+        self.std = torch.tensor(data.std, device=device).view(-1, 1, 1)
+        self.augment = training.augment
+        self.precision = training.precision
+
+    def train_batch(
+        self, client: ClientData, plan: ClientPlan, epoch: int, step: int
+    ) -> tuple[Tensor, Tensor]:
+        """Augmented, normalised images and labels of one step of the plan."""
+        picked = client.indices[plan.order[epoch, step]]
+        images = self.images[picked]
+        if self.augment:
+            images = crop_and_flip(images, plan.shift[epoch, step], plan.flip[epoch, step])
+        return self.normalised(images), self.labels[picked]
+
+    def clean_batches(self, client: ClientData, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """All of a client's images once, in order, without augmentation."""
+        for picked in client.indices.split(size):
+            yield self.normalised(self.images[picked]), self.labels[picked]
+
+    def normalised(self, images: Tensor) -> Tensor:
+        return normalise(images, self.mean, self.std)
+
+    def forward(self, model: nn.Module, images: Tensor) -> Outputs:
+        """A forward pass in the run's precision; losses always see float32."""
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+            outputs: Outputs = model(images)
+        return outputs._replace(features=outputs.features.float(), logits=outputs.logits.float())
+
+
+@torch.no_grad()
+def load_state(model: nn.Module, state: State) -> None:
+    """Copy a state into a model's own tensors, in place."""
+    for name, tensor in model.state_dict().items():
+        tensor.copy_(state[name])
+
+
+def copy_state(model: nn.Module) -> State:
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def to_device(state: State, device: torch.device) -> State:
+    """The same nested state with every tensor on the device."""
+    return {
+        name: to_device(value, device) if isinstance(value, dict) else value.to(device)
+        for name, value in state.items()
+    }

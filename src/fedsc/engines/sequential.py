@@ -1,0 +1,191 @@
+"""The readable engine: one client after another, ordinary autograd. The oracle for all others."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from ..data.dataset import Dataset
+from ..data.plan import ClientPlan, client_plan
+from ..method import CLEAN_PASSES, Batch, Client, LocalResult, Method, Moment, State, Task, Upload
+from .local import ClientData, Images, OnImages, Training, copy_state, load_state, to_device
+
+
+class SequentialEngine:
+    """Trains the clients of a round one by one in a single replica of the model."""
+
+    def __init__(
+        self, method: Method, model: nn.Module, task: Task, data: Dataset, training: Training
+    ) -> None:
+        self.method, self.task, self.training = method, task, training
+        self.images = Images(data, training)
+        self.device = data.train_images.device
+        self.model = copy.deepcopy(model).to(self.device)
+        self.teachers: dict[str, nn.Module] = {}
+
+    def fit(
+        self,
+        round: int,
+        client_data: ClientData,
+        global_model: State,
+        received: State,
+        memory: State,
+        on_images: OnImages,
+    ) -> tuple[Upload, State]:
+        """One client's round: its upload, and its memory for the next time.
+
+        Round 0 is a survey: observations of the received model, no training.
+        """
+        client = Client(
+            torch.tensor(client_data.id, device=self.device),
+            client_data.class_counts,
+            to_device(memory, self.device),
+        )
+        visit = _Visit(self, round, client_data, client, global_model, received, on_images)
+        result = visit.train()
+        method = self.method
+        upload = Upload(
+            client=client_data.id,
+            num_samples=client_data.num_samples,
+            model=result.model,
+            extra=method.upload(result),
+            losses=result.losses,
+            measures=method.measure(result),
+        )
+        return upload, method.remember(result)
+
+    def teacher(self, name: str, state: State) -> nn.Module:
+        """A frozen replica in evaluation mode with the given weights."""
+        if name not in self.teachers:
+            self.teachers[name] = copy.deepcopy(self.model).requires_grad_(False)
+        load_state(self.teachers[name], state)
+        return self.teachers[name].eval()
+
+
+class _Visit:
+    """Local training of one client in one round."""
+
+    def __init__(
+        self,
+        engine: SequentialEngine,
+        round: int,
+        client_data: ClientData,
+        client: Client,
+        global_model: State,
+        received: State,
+        on_images: OnImages,
+    ) -> None:
+        self.engine, self.method, self.images = engine, engine.method, engine.images
+        self.training, self.model = engine.training, engine.model
+        self.round, self.client_data, self.client = round, client_data, client
+        self.received, self.on_images = received, on_images
+        load_state(self.model, global_model)
+        self.params = dict(self.model.named_parameters())
+        self.global_params = {name: global_model[name] for name in self.params}
+        self.teachers = {
+            name: engine.teacher(name, state)
+            for name, state in self.method.teachers(global_model, client.memory).items()
+        }
+        self.moments = self.method.moments(round)
+        self.observed: dict[str, State] = {}
+
+    def train(self) -> LocalResult:
+        training = self.training
+        epochs = 0 if self.round == 0 else training.epochs
+        plan = client_plan(
+            training.seed,
+            self.round,
+            self.client_data.id,
+            self.client_data.num_samples,
+            epochs,
+            training.batch_size,
+        ).to(self.engine.device)
+        # A fresh optimiser every round: momentum does not outlive the weights it was made for.
+        optimiser = torch.optim.SGD(
+            self.params.values(),
+            lr=training.lr,
+            momentum=training.momentum,
+            weight_decay=training.weight_decay,
+        )
+        self.clean_pass("start")
+        self.begin("step")
+        losses: dict[str, Tensor] = {}
+        for epoch in range(epochs):
+            self.clean_pass("epoch")
+            last = epoch == epochs - 1
+            if last:
+                self.begin("last_epoch")
+            self.model.train()
+            for step in range(plan.order.shape[1]):
+                terms = self.step(plan, epoch, step, optimiser, last)
+                if last:
+                    for name, term in terms.items():
+                        losses[name] = losses.get(name, 0) + term.detach() / plan.order.shape[1]
+        self.clean_pass("end")
+        return LocalResult(
+            copy_state(self.model), losses, self.observed, self.received, self.client
+        )
+
+    def step(
+        self,
+        plan: ClientPlan,
+        epoch: int,
+        step: int,
+        optimiser: torch.optim.SGD,
+        last_epoch: bool,
+    ) -> dict[str, Tensor]:
+        images, labels = self.images.train_batch(self.client_data, plan, epoch, step)
+        batch = self.batch(images, labels, plan.weight[step])
+        self.observe("step", batch)
+        terms = self.method.loss(batch)
+        optimiser.zero_grad(set_to_none=True)
+        torch.stack(list(terms.values())).sum().backward()
+        optimiser.step()
+        if last_epoch:
+            self.observe("last_epoch", batch)
+        self.on_images(len(labels))
+        return terms
+
+    def batch(self, images: Tensor, labels: Tensor, weight: Tensor) -> Batch:
+        """What the method may see: the student's outputs and the teachers' on the same images."""
+        student = self.images.forward(self.model, images)
+        with torch.no_grad():
+            teachers = {
+                name: self.images.forward(teacher, images)
+                for name, teacher in self.teachers.items()
+            }
+        return Batch(
+            labels,
+            weight,
+            student,
+            teachers,
+            self.params,
+            self.global_params,
+            self.received,
+            self.client,
+            self.observed,
+        )
+
+    def begin(self, moment: Moment) -> None:
+        if moment in self.moments:
+            totals = self.method.start_observing(moment, self.engine.task)
+            self.observed[moment] = to_device(totals, self.engine.device)
+
+    @torch.no_grad()
+    def observe(self, moment: Moment, batch: Batch) -> None:
+        if moment in self.moments:
+            self.observed[moment] = self.method.observe(moment, batch, self.observed[moment])
+
+    @torch.no_grad()
+    def clean_pass(self, moment: Moment) -> None:
+        """Show the method all of the client's data, in evaluation mode, without augmentation."""
+        assert moment in CLEAN_PASSES
+        if moment not in self.moments:
+            return
+        self.begin(moment)
+        self.model.eval()
+        for images, labels in self.images.clean_batches(self.client_data, self.training.batch_size):
+            once = torch.ones(len(labels), device=labels.device)
+            self.observe(moment, self.batch(images, labels, once))

@@ -1,0 +1,104 @@
+"""The specification of a run: everything that decides its result, as one flat set of options."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+from ..data.partition import NID2_CLIENTS
+from ..errors import FedscError, unknown
+from ..options import check, option, options_of
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSpec:
+    """One run. The defaults are the paper's, on the embedded data set."""
+
+    dataset: str = option(
+        "digits",
+        "digits, fashion-mnist, cifar10, cifar100, tinyimagenet, fc100, folder:PATH or npz:PATH",
+    )
+    method: str = option("fedsc", "a method with options: fedsc, fedsc,literal or fedsc,tau=0.1")
+    seed: int = option(
+        0, "fixes partition, cohorts, batches, augmentation and first weights", at_least=0
+    )
+
+    partition: str = option(
+        "nid1:0.2", "iid, nid1:ALPHA, nid2 or shards:N (`fedsc data show` draws it)"
+    )
+    clients: int | None = option(None, "number of clients (default: 10, or 6 for nid2)", at_least=1)
+    participation: float = option(
+        1.0, "share of the clients that take part in a round", above=0, at_most=1
+    )
+    long_tail: float | None = option(
+        None, "ratio rho of the largest to the smallest class", at_least=1
+    )
+    train_limit: int | None = option(None, "use this many training images only", at_least=1)
+
+    model: str = option("auto", "auto, mlp, cnn, conv4, resnet10, mobilenetv2 or FILE.py:CLASS")
+    norm: Literal["auto", "batch", "group", "none"] = option(
+        "auto", "normalisation layers of the model"
+    )
+
+    rounds: int = option(100, "communication rounds R", at_least=1)
+    epochs: int = option(10, "local epochs E", at_least=1)
+    batch_size: int = option(64, "images per local step", at_least=1)
+    lr: float = option(0.01, "learning rate of the clients' SGD", above=0)
+    momentum: float = option(0.9, "momentum of the clients' SGD", at_least=0, at_most=1)
+    weight_decay: float = option(1e-5, "weight decay of the clients' SGD", at_least=0)
+    augment: Literal["auto", "none", "crop-flip"] = option(
+        "auto", "training images: as they are, or cropped and flipped at random"
+    )
+
+    few_shot: int | None = option(
+        None, "hold out this many classes for few-shot episodes (fc100: always 20)", at_least=2
+    )
+    episodes: int = option(600, "few-shot test episodes", at_least=1)
+    ways: int = option(5, "classes in an episode", at_least=2)
+    shots: int = option(5, "support images per class", at_least=1)
+    queries: int = option(15, "query images per class", at_least=1)
+
+    device: str = option("auto", "auto, cpu, cuda or cuda:N")
+    precision: Literal["fp32", "bf16"] = option(
+        "fp32", "of the forward pass; losses are always fp32"
+    )
+    threads: int | None = option(None, "CPU threads (default: PyTorch's choice)", at_least=1)
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @property
+    def num_clients(self) -> int:
+        if self.clients is not None:
+            return self.clients
+        return NID2_CLIENTS if self.partition.split(":")[0] == "nid2" else 10
+
+
+# Where a run was computed does not change which run it is.
+NOT_PART_OF_THE_HASH = ("device", "threads")
+
+
+def spec_hash(resolved: dict[str, Any]) -> str:
+    """The identity of a run: 12 hex digits over what decides its result."""
+    kept = {k: v for k, v in resolved.items() if k not in NOT_PART_OF_THE_HASH}
+    text = json.dumps(kept, sort_keys=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The options in a TOML file: the names of RunSpec's fields, and `methods` and `seeds`."""
+    try:
+        found = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise FedscError(f"cannot read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise FedscError(f"{path} is not valid TOML: {error}") from None
+    allowed = [opt.name for opt in options_of(RunSpec)] + ["methods", "seeds"]
+    for name in found:
+        if name not in allowed:
+            raise unknown(f"option in {path}", name, allowed)
+    return found

@@ -1,0 +1,208 @@
+"""The round loop: plan, broadcast, fit, aggregate, evaluate, record."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .data.dataset import Dataset
+from .data.episodes import draw_episodes
+from .data.partition import Indices, class_count_table, partition
+from .data.plan import cohort, cohort_size
+from .data.subset import first_of_each_class, long_tail
+from .engines.local import ClientData, OnImages, Training, copy_state, load_state, to_device
+from .engines.sequential import SequentialEngine
+from .errors import FedscError
+from .evaluation import evaluate, evaluate_few_shot, run_model
+from .experiments.spec import RunSpec
+from .method import Method, State, Task, Upload
+from .models import check_model
+
+Record = dict[str, Any]
+
+
+def split_training_data(spec: RunSpec, data: Dataset) -> list[Indices]:
+    """The clients' indices into the training images: limit, then long tail, then partition."""
+    labels = data.train_labels.cpu().numpy()
+    kept = np.arange(len(labels))
+    if spec.train_limit is not None:
+        kept = kept[first_of_each_class(labels, spec.train_limit)]
+    if spec.long_tail is not None:
+        kept = kept[long_tail(labels[kept], spec.long_tail, spec.seed)]
+    parts = partition(spec.partition, labels[kept], spec.num_clients, spec.seed)
+    return [kept[part] for part in parts]
+
+
+class Federation:
+    """A server and its clients, ready to run; `rounds()` runs it and yields a record a round."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        data: Dataset,
+        method: Method,
+        model: nn.Module,
+        on_images: OnImages = lambda number: None,
+    ) -> None:
+        device = data.train_images.device
+        self.spec, self.data, self.method, self.on_images = spec, data, method, on_images
+        self.parts = split_training_data(spec, data)
+        labels = data.train_labels.cpu().numpy()
+        counts = class_count_table(labels, self.parts, data.num_classes)
+        self.class_counts = torch.from_numpy(counts)  # (K, C)
+        self.clients = [
+            ClientData(k, torch.from_numpy(part).to(device), row.float().to(device))
+            for k, (part, row) in enumerate(zip(self.parts, self.class_counts, strict=True))
+        ]
+
+        feature_dim = check_model(model, data.image_shape, data.num_classes)
+        size = cohort_size(spec.num_clients, spec.participation)
+        self.task = Task(spec.num_clients, size, data.num_classes, feature_dim, spec.rounds)
+        self.model = method.adapt_model(model, self.task).to(device)
+        self._check_single_samples()
+        augment = data.augment if spec.augment == "auto" else spec.augment
+        training = Training(
+            seed=spec.seed,
+            epochs=spec.epochs,
+            batch_size=spec.batch_size,
+            lr=spec.lr,
+            momentum=spec.momentum,
+            weight_decay=spec.weight_decay,
+            augment=augment == "crop-flip",
+            precision=spec.precision,
+        )
+        self.engine = SequentialEngine(method, self.model, self.task, data, training)
+        self.episodes = (
+            draw_episodes(data.test_labels, spec.episodes, spec.ways, spec.shots, spec.queries)
+            if data.few_shot
+            else None
+        )
+        self.server: State = {
+            **to_device(method.init_server(self.task), device),
+            "model": copy_state(self.model),
+        }
+        self.memories: dict[int, State] = {}
+
+    def images_per_round(self) -> int:
+        """Images a round trains on, for a cohort of average size."""
+        total = sum(client.num_samples for client in self.clients)
+        return total * self.spec.epochs * self.task.cohort_size // self.task.num_clients
+
+    def rounds(self) -> Iterator[Record]:
+        if self.method.surveys_before_training():
+            everybody = self.fit(0, list(range(self.task.num_clients)))
+            surveyed = self.method.aggregate(self.server, everybody)
+            self.server = {**surveyed, "model": self.server["model"]}
+        for round in range(1, self.spec.rounds + 1):
+            yield self.run_round(round)
+
+    def run_round(self, round: int) -> Record:
+        started = time.perf_counter()
+        chosen = cohort(self.spec.seed, round, self.task.num_clients, self.task.cohort_size)
+        message = self.method.broadcast(self.server)
+        uploads = self.fit(round, chosen)
+        fitted = time.perf_counter()
+        self.server = self.method.aggregate(self.server, uploads)
+        aggregated = time.perf_counter()
+        measured = self.evaluate()
+        ended = time.perf_counter()
+
+        model_bytes = num_bytes(self.server["model"])
+        images = sum(upload.num_samples for upload in uploads) * self.spec.epochs
+        record = {
+            "round": round,
+            **measured,
+            "train_loss": mean_losses(uploads),
+            **self.method.diagnostics(self.server, uploads),
+            "cohort": chosen,
+            "bytes_down": len(chosen) * (model_bytes + num_bytes(message)),
+            "bytes_up": sum(model_bytes + num_bytes(upload.extra) for upload in uploads),
+            "timing": {
+                "seconds": ended - started,
+                "fit_seconds": fitted - started,
+                "aggregate_seconds": aggregated - fitted,
+                "evaluate_seconds": ended - aggregated,
+                "images_per_second": images / (fitted - started),
+            },
+        }
+        return {name: _finite(value) for name, value in record.items()}
+
+    def fit(self, round: int, chosen: list[int]) -> list[Upload]:
+        """Local training of the chosen clients."""
+        message = self.method.broadcast(self.server)
+        uploads = []
+        for k in chosen:
+            memory = self.memories.get(k)
+            if memory is None:
+                memory = self.method.init_client(self.task)
+            upload, self.memories[k] = self.engine.fit(
+                round, self.clients[k], self.server["model"], message, memory, self.on_images
+            )
+            uploads.append(upload)
+        return uploads
+
+    def evaluate(self) -> Record:
+        """Measure the global model on the test set."""
+        load_state(self.model, self.server["model"])
+        images = self.engine.images
+
+        def forward(batch: Tensor) -> Any:
+            return images.forward(self.model, images.normalised(batch))
+
+        logits, features = run_model(forward, self.model, self.data.test_images)
+        if self.episodes is not None:
+            return evaluate_few_shot(features, self.episodes)
+        return evaluate(
+            logits,
+            features,
+            self.data,
+            self.class_counts,
+            self.method.prototypes(self.server),
+            long_tailed=self.spec.long_tail is not None,
+        )
+
+    def _check_single_samples(self) -> None:
+        """Batch normalisation has no variance over one value: say so before training starts."""
+        smallest = min(self.clients, key=lambda client: client.num_samples)
+        if min(smallest.num_samples, self.spec.batch_size) > 1:
+            return
+        image = self.data.train_images[:1].float()
+        try:
+            with torch.no_grad():
+                copy.deepcopy(self.model).train()(image)
+        except ValueError as error:
+            raise FedscError(
+                f"client {smallest.id} trains on batches of one image, which this model cannot "
+                f"({error}): take another norm, a larger batch size or fewer clients"
+            ) from None
+
+
+def mean_losses(uploads: list[Upload]) -> dict[str, float]:
+    """Each term of the loss, averaged over clients by their samples."""
+    total = sum(upload.num_samples for upload in uploads)
+    return {
+        name: sum(float(u.losses[name]) * u.num_samples for u in uploads) / total
+        for name in uploads[0].losses
+    }
+
+
+def num_bytes(state: State) -> int:
+    """What a state weighs on the wire, without framing."""
+    return sum(
+        num_bytes(value) if isinstance(value, dict) else value.numel() * value.element_size()
+        for value in state.values()
+    )
+
+
+def _finite(value: Any) -> Any:
+    """NaN and infinity are no JSON: a value that does not exist is null."""
+    if isinstance(value, dict):
+        return {name: _finite(inner) for name, inner in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value

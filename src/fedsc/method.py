@@ -1,0 +1,217 @@
+"""The contract of a federated method, and what its losses may see.
+
+A method is a frozen dataclass: its fields are its hyperparameters, its methods are pure functions
+over tensors. Every hook has a default, and all the defaults together are FedAvg; a method overrides
+the few in which it differs. It never calls a model, an engine or a data set: the engine runs all
+forward passes and hands over their outputs, so one method runs under plain autograd, in a captured
+CUDA graph and across machines.
+
+One round, with the hooks in the order they are called:
+
+    server                                client k of the cohort
+    broadcast(server)       --message-->  teachers(received model, memory)
+                                          observe("start", ...)     clean pass, received model
+                                          each epoch:
+                                            observe("epoch", ...)   clean pass, current model
+                                            each batch:
+                                              observe("step", ...)  every training batch
+                                              loss(batch)
+                                              observe("last_epoch", ...)   only in the last epoch
+                                          observe("end", ...)       clean pass, final model
+    aggregate(server, uploads)  <-------  upload(result)
+                                          remember(result)          the memory for next time
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .models.outputs import Outputs
+from .options import check, option
+
+# A dict of tensors, perhaps nested: saved with safetensors, sent over the wire, compared in tests.
+State = dict[str, Any]
+
+Moment = Literal["start", "epoch", "step", "last_epoch", "end"]
+CLEAN_PASSES: tuple[Moment, ...] = ("start", "epoch", "end")  # evaluation mode, no augmentation
+
+
+@dataclass(frozen=True)
+class Task:
+    """The fixed sizes of a federation."""
+
+    num_clients: int
+    cohort_size: int  # clients that take part in a round
+    num_classes: int
+    feature_dim: int
+    num_rounds: int
+
+
+@dataclass(frozen=True)
+class Client:
+    """What a client knows of itself. The server learns of it only what `upload` sends."""
+
+    id: Tensor  # () int64
+    class_counts: Tensor  # (C,) float32: n_k^j
+    memory: State  # what `remember` returned after its last participation, or `init_client`
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One batch, with everything a loss or an observation may use."""
+
+    labels: Tensor  # (B,) int64
+    weight: Tensor  # (B,) float32: 0 for a sample that only fills up the last batch, else 1
+    student: Outputs  # float32
+    teachers: Mapping[str, Outputs]  # under no_grad, in evaluation mode
+    params: Mapping[str, Tensor]  # the student's trainable tensors
+    global_params: Mapping[str, Tensor]  # the same of the received model, constant
+    received: State  # the server's message
+    client: Client
+    observed: Mapping[str, State]  # per moment, what `observe` has gathered so far this round
+
+
+@dataclass(frozen=True)
+class LocalResult:
+    """What local training left behind."""
+
+    model: State  # parameters and buffers
+    losses: State  # mean of each term of the loss over the last epoch
+    observed: Mapping[str, State]
+    received: State
+    client: Client
+
+
+@dataclass(frozen=True)
+class Upload:
+    """What one client sends: its weights, its number of samples, and what its method adds."""
+
+    client: int
+    num_samples: int
+    model: State
+    extra: State = field(default_factory=dict)  # what `Method.upload` returned
+    losses: State = field(default_factory=dict)  # for the record only, as is the next
+    measures: State = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Method:
+    """The contract. Its defaults are FedAvg."""
+
+    name: ClassVar[str]  # how the command line calls it
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # named sets of hyperparameters
+
+    aggregation: Literal["samples", "uniform"] = option(
+        "samples", "average the clients' weights by their number of samples, or all alike"
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    # The model -----------------------------------------------------------------------------------
+
+    def adapt_model(self, model: nn.Module, task: Task) -> nn.Module:
+        """The network this method trains, made from the common one."""
+        return model
+
+    # The server ----------------------------------------------------------------------------------
+
+    def init_server(self, task: Task) -> State:
+        """The server's memory beside the global model."""
+        return {}
+
+    def broadcast(self, server: State) -> State:
+        """The message every client of the round receives, beside the global model."""
+        return {}
+
+    def aggregate(self, server: State, uploads: list[Upload]) -> State:
+        """The server's new state, with the new global model under "model"."""
+        return {**server, "model": self.average(uploads)}
+
+    def average(self, uploads: list[Upload]) -> State:
+        """The mean of the clients' weights, by `aggregation`."""
+        uniform = self.aggregation == "uniform"
+        return weighted_average(uploads, [1 if uniform else u.num_samples for u in uploads])
+
+    def diagnostics(self, server: State, uploads: list[Upload]) -> dict[str, float]:
+        """Numbers worth a place in the record of the round."""
+        return {}
+
+    # The client ----------------------------------------------------------------------------------
+
+    def init_client(self, task: Task) -> State:
+        """A client's memory before its first participation."""
+        return {}
+
+    def teachers(self, received_model: State, memory: State) -> Mapping[str, State]:
+        """Weights of the frozen models to run beside the student, by name."""
+        return {}
+
+    def loss(self, batch: Batch) -> dict[str, Tensor]:
+        """The terms of the loss, by name, already weighted; their sum is minimised."""
+        return {"ce": cross_entropy(batch)}
+
+    def moments(self, round: int) -> tuple[Moment, ...]:
+        """When this round calls `observe`. A clean pass costs a third of an epoch."""
+        return ()
+
+    def start_observing(self, moment: Moment, task: Task) -> State:
+        """The totals before the first batch of a pass: tensors of fixed shape."""
+        return {}
+
+    def observe(self, moment: Moment, batch: Batch, totals: State) -> State:
+        """The totals after one more batch. Runs under no_grad."""
+        return totals
+
+    def upload(self, result: LocalResult) -> State:
+        """What the client sends beside its weights."""
+        return {}
+
+    def measure(self, result: LocalResult) -> State:
+        """Scalars for the record of the round (`diagnostics` finds them in the uploads)."""
+        return {}
+
+    def remember(self, result: LocalResult) -> State:
+        """The client's memory after this round."""
+        return result.client.memory
+
+    # Evaluation ----------------------------------------------------------------------------------
+
+    def surveys_before_training(self) -> bool:
+        """Whether a round 0 without training gathers prototypes of the initial model."""
+        return False
+
+    def prototypes(self, server: State) -> tuple[Tensor, Tensor] | None:
+        """The class prototypes (C, d) and which exist (C,), for nearest-prototype accuracy."""
+        return None
+
+
+def cross_entropy(batch: Batch) -> Tensor:
+    """Mean cross-entropy of the student's classifier."""
+    return F.cross_entropy(batch.student.logits, batch.labels)
+
+
+def weighted_average(uploads: list[Upload], weights: list[float]) -> State:
+    """The weighted mean of the clients' models, BatchNorm's running statistics included.
+
+    Integer tensors (BatchNorm's batch counter) cannot be averaged: the largest is kept. Clients are
+    summed in the order of their ids, so the result does not depend on who answered first.
+    """
+    total = float(sum(weights))
+    pairs = sorted(zip(uploads, weights, strict=True), key=lambda pair: pair[0].client)
+    mean: State = {}
+    for name, first in uploads[0].model.items():
+        if not first.is_floating_point():
+            mean[name] = torch.stack([u.model[name] for u, _ in pairs]).amax(0)
+            continue
+        summed = torch.zeros_like(first)
+        for upload, weight in pairs:
+            summed.add_(upload.model[name], alpha=weight / total)
+        mean[name] = summed
+    return mean

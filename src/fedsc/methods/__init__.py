@@ -1,0 +1,49 @@
+"""The methods, by the name the command line knows them by."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from ..errors import FedscError, unknown
+from ..method import Method
+from ..options import parse
+from .fedavg import FedAvg
+from .fedsc import FedSC
+
+__all__ = ["METHODS", "FedAvg", "FedSC", "method_from_text", "method_to_text"]
+
+METHODS: dict[str, type[Method]] = {cls.name: cls for cls in (FedAvg, FedSC)}
+
+
+def method_from_text(text: str) -> Method:
+    """A method as written on the command line: `fedsc`, `fedsc,tau=0.1`, `fedsc,literal,tau=0.1`.
+
+    A word without "=" names a preset; what follows overrides it.
+    """
+    name, *words = [word.strip() for word in text.split(",")]
+    if name not in METHODS:
+        raise unknown("method", name, METHODS)
+    cls = METHODS[name]
+    settings: dict[str, Any] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if equals:
+            settings[key.strip()] = parse(cls, key.strip(), value.strip())
+        elif word in cls.presets:
+            settings.update(cls.presets[word])
+        elif cls.presets:
+            raise unknown(f"preset of {name}", word, cls.presets)
+        else:
+            raise FedscError(f"'{word}' in '{text}': {name} has no presets; write option=value")
+    return cls(**settings)
+
+
+def method_to_text(method: Method) -> str:
+    """The text that `method_from_text` makes this method of: its name and what is not default."""
+    changed = [
+        f"{field.name}={getattr(method, field.name)}"
+        for field in dataclasses.fields(method)
+        if getattr(method, field.name) != field.default
+    ]
+    return ",".join([method.name, *changed])

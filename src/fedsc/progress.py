@@ -1,0 +1,103 @@
+"""What a person sees while a run goes on: a live bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+SECONDS_BETWEEN_LINES = 15.0
+
+
+class Silent:
+    """Shows nothing; the base of the two that do."""
+
+    def start(self, label: str, num_rounds: int, images_per_round: int) -> None:
+        """A run begins."""
+
+    def images(self, number: int) -> None:
+        """So many more images were trained on."""
+
+    def round_done(self, record: dict[str, Any]) -> None:
+        """A round has ended, with this record."""
+
+    def finish(self) -> None:
+        """The run has ended, well or not."""
+
+
+class Live(Silent):
+    """One bar per run: round, accuracy, images per second, time left."""
+
+    def __init__(self, console: Console) -> None:
+        self.bar = Progress(
+            TextColumn("{task.fields[label]}", style="bold"),
+            BarColumn(),
+            TextColumn("round {task.fields[round]}/{task.fields[rounds]}"),
+            TextColumn("accuracy {task.fields[accuracy]}"),
+            TextColumn("{task.fields[rate]} images/s"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+        )
+
+    def start(self, label: str, num_rounds: int, images_per_round: int) -> None:
+        self.images_per_round, self.seen, self.began = images_per_round, 0, time.perf_counter()
+        self.bar.start()
+        self.task = self.bar.add_task(
+            "",
+            total=num_rounds * images_per_round,
+            label=label,
+            round=0,
+            rounds=num_rounds,
+            accuracy="  --  ",
+            rate="--",
+        )
+
+    def images(self, number: int) -> None:
+        self.seen += number
+        rate = self.seen / max(time.perf_counter() - self.began, 1e-6)
+        self.bar.update(self.task, advance=number, rate=f"{rate:,.0f}")
+
+    def round_done(self, record: dict[str, Any]) -> None:
+        self.bar.update(
+            self.task,
+            completed=record["round"] * self.images_per_round,
+            round=record["round"],
+            accuracy=f"{record['accuracy']:.2%}",
+        )
+
+    def finish(self) -> None:
+        self.bar.stop()
+
+
+class Lines(Silent):
+    """A line per round, and within a long round a line now and then."""
+
+    def start(self, label: str, num_rounds: int, images_per_round: int) -> None:
+        self.label, self.num_rounds, self.images_per_round = label, num_rounds, images_per_round
+        self.round, self.seen = 0, 0
+        self.began = self.last_line = time.perf_counter()
+
+    def images(self, number: int) -> None:
+        self.seen += number
+        now = time.perf_counter()
+        if now - self.last_line >= SECONDS_BETWEEN_LINES:
+            share = min(self.seen / self.images_per_round, 1)
+            self.say(f"round {self.round + 1}/{self.num_rounds}  {share:.0%} of its images")
+
+    def round_done(self, record: dict[str, Any]) -> None:
+        self.round, self.seen = record["round"], 0
+        timing = record["timing"]
+        left = (time.perf_counter() - self.began) / self.round * (self.num_rounds - self.round)
+        self.say(
+            f"round {self.round}/{self.num_rounds}  accuracy {record['accuracy']:.2%}  "
+            f"{timing['images_per_second']:,.0f} images/s  {left:.0f} s left"
+        )
+
+    def say(self, text: str) -> None:
+        self.last_line = time.perf_counter()
+        print(f"{self.label}  {text}", file=sys.stderr, flush=True)
