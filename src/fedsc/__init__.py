@@ -11,12 +11,24 @@ from .data.dataset import Dataset
 from .data.sources import load_dataset
 from .errors import FedscError
 from .experiments.runner import Run, run
-from .experiments.spec import RunSpec
 from .federation import Federation
-from .method import Batch, Client, LocalResult, Method, State, Task, Upload
-from .methods import METHODS, FedAvg, FedSC
+from .method import Batch, Client, LocalResult, Method, Task, Upload
+from .methods import (
+    METHODS,
+    FedAvg,
+    FedCDA,
+    FedNH,
+    FedNTD,
+    FedProto,
+    FedProx,
+    FedRCL,
+    FedSC,
+    Moon,
+)
 from .models.outputs import Outputs
 from .options import option
+from .spec import RunSpec
+from .state import State
 
 __version__ = "0.1.0"
 
@@ -26,11 +38,18 @@ __all__ = [
     "Client",
     "Dataset",
     "FedAvg",
+    "FedCDA",
+    "FedNH",
+    "FedNTD",
+    "FedProto",
+    "FedProx",
+    "FedRCL",
     "FedSC",
     "Federation",
     "FedscError",
     "LocalResult",
     "Method",
+    "Moon",
     "Outputs",
     "Run",
     "RunSpec",

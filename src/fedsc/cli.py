@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import sys
-from collections.abc import Callable, Iterator
 from importlib.metadata import version as package_version
 from pathlib import Path
 from typing import Any
 
 import typer
 from rich.console import Console
-from rich.progress import Progress, TaskID
 from rich.table import Table
 
 from .errors import FedscError
-from .experiments.spec import RunSpec, read_config
 from .options import options_of
+from .progress import data_progress
+from .spec import RunSpec, read_config
 
 app = typer.Typer(
     help="Federated learning on non-IID data: FedSC and the methods it is compared with.",
@@ -127,20 +125,26 @@ def run(
         None, help="folder for the results (default: runs/DATASET-PARTITION)"
     ),
     overwrite: bool = typer.Option(False, "--overwrite", help="replace the runs in --out"),
+    resume: Path | None = typer.Option(
+        None, help="go on with the runs in this folder, as they were asked for"
+    ),
     data_dir: Path | None = DATA_DIR,
     quiet: bool = typer.Option(False, "--quiet", help="show the table only"),
     **given: Any,
 ) -> None:
     """Train federations, one per method and seed, and compare them in a table and a picture."""
-    from .experiments.compare import compare
+    from .experiments.compare import Job, compare, read_job
 
-    settings = read_config(config) if config else {}
-    methods = method or settings.pop("methods", None) or [settings.get("method", "fedsc")]
-    seeds = seed or settings.pop("seeds", None) or [settings.get("seed", 0)]
-    settings = {**settings, **given}
-    for name in ("method", "methods", "seed", "seeds"):
-        settings.pop(name, None)
-    compare(methods, seeds, settings, out, overwrite, data_dir, quiet, console)
+    settings = {**(read_config(config) if config else {}), **given}
+    settings["methods"] = method or settings.pop("methods", None)
+    settings["seeds"] = seed or settings.pop("seeds", None)
+    settings = {name: value for name, value in settings.items() if value is not None}
+    if resume is not None:
+        compare(read_job(resume, settings), console, resume, False, True, data_dir, quiet)
+        return
+    methods = settings.pop("methods", [settings.pop("method", "fedsc")])
+    seeds = settings.pop("seeds", [settings.pop("seed", 0)])
+    compare(Job(methods, seeds, settings), console, out, overwrite, False, data_dir, quiet)
 
 
 app.command("run")(options_from_spec()(run))
@@ -201,25 +205,9 @@ def data_get(
     from .data.fetch import fetch
     from .data.sources import default_data_dir
 
-    with data_progress() as progress:
+    with data_progress(console) as progress:
         folder = fetch(name, data_dir or default_data_dir(), progress)
     console.print(f"{name} is in {folder}", soft_wrap=True)
-
-
-@contextlib.contextmanager
-def data_progress() -> Iterator[Callable[[str, int, int | None], None]]:
-    """A bar for each thing that is fetched or decoded, where there is a terminal."""
-    bars: dict[str, TaskID] = {}
-    with Progress(console=console, disable=not console.is_terminal) as display:
-
-        def show(what: str, done: int, total: int | None) -> None:
-            if what not in bars:
-                bars[what] = display.add_task(what, total=total)
-                if not console.is_terminal:
-                    print(what, file=sys.stderr, flush=True)
-            display.update(bars[what], completed=done, total=total)
-
-        yield show
 
 
 def data_show(
@@ -233,7 +221,8 @@ def data_show(
     from .federation import split_training_data
 
     spec = RunSpec(**given)
-    data = load(spec, data_dir)
+    with data_progress(console) as progress:
+        data = load(spec, data_dir, progress)
     parts = split_training_data(spec, data)
     counts = class_count_table(data.train_labels.numpy(), parts, data.num_classes)
     title = f"{spec.dataset}, {spec.partition}, seed {spec.seed}"

@@ -30,15 +30,16 @@ CALIBRATION_BINS = 15
 
 
 @torch.no_grad()
-def run_model(
-    forward: Callable[[Tensor], Outputs], model: nn.Module, images: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Logits (N, C) and features (N, d) of all images, in evaluation mode."""
+def run_model(forward: Callable[[Tensor], Outputs], model: nn.Module, images: Tensor) -> Outputs:
+    """Features (N, d) and logits (N, C) of all images, in evaluation mode; stages are dropped."""
     was_training = model.training
     model.eval()
-    outputs = [forward(part) for part in images.split(EVALUATION_BATCH)]
+    outputs = [forward(part)._replace(stages=()) for part in images.split(EVALUATION_BATCH)]
     model.train(was_training)
-    return torch.cat([o.logits for o in outputs]), torch.cat([o.features for o in outputs])
+    return Outputs(
+        features=torch.cat([output.features for output in outputs]),
+        logits=torch.cat([output.logits for output in outputs]),
+    )
 
 
 def evaluate(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,13 +19,16 @@ from .data.episodes import draw_episodes
 from .data.partition import Indices, class_count_table, partition
 from .data.plan import cohort, cohort_size
 from .data.subset import first_of_each_class, long_tail
-from .engines.local import ClientData, OnImages, Training, copy_state, load_state, to_device
+from .engines.local import ClientData, OnImages, Training, copy_state, load_state
 from .engines.sequential import SequentialEngine
 from .errors import FedscError
 from .evaluation import evaluate, evaluate_few_shot, run_model
-from .experiments.spec import RunSpec
-from .method import Method, State, Task, Upload
+from .method import Method, Task, Upload
 from .models import check_model
+from .models.outputs import Outputs
+from .spec import RunSpec
+from .state import State, num_bytes, to_device
+from .store import ClientStore
 
 Record = dict[str, Any]
 
@@ -50,8 +55,9 @@ class Federation:
         method: Method,
         model: nn.Module,
         on_images: OnImages = lambda number: None,
+        client_folder: Path | None = None,
     ) -> None:
-        device = data.train_images.device
+        self.device = device = data.train_images.device
         self.spec, self.data, self.method, self.on_images = spec, data, method, on_images
         self.parts = split_training_data(spec, data)
         labels = data.train_labels.cpu().numpy()
@@ -64,8 +70,12 @@ class Federation:
 
         feature_dim = check_model(model, data.image_shape, data.num_classes)
         size = cohort_size(spec.num_clients, spec.participation)
-        self.task = Task(spec.num_clients, size, data.num_classes, feature_dim, spec.rounds)
-        self.model = method.adapt_model(model, self.task).to(device)
+        task = Task(spec.num_clients, size, data.num_classes, feature_dim, spec.rounds, spec.seed)
+        self.model = method.adapt_model(model, task).to(device)
+        # The method may have changed the network: ask it again what it gives.
+        feature_dim = check_model(self.model, data.image_shape, data.num_classes)
+        names = tuple(name for name, p in self.model.named_parameters() if p.requires_grad)
+        self.task = dataclasses.replace(task, feature_dim=feature_dim, trainable=names)
         self._check_single_samples()
         augment = data.augment if spec.augment == "auto" else spec.augment
         training = Training(
@@ -75,6 +85,7 @@ class Federation:
             lr=spec.lr,
             momentum=spec.momentum,
             weight_decay=spec.weight_decay,
+            clip_norm=spec.clip_norm,
             augment=augment == "crop-flip",
             precision=spec.precision,
         )
@@ -88,7 +99,10 @@ class Federation:
             **to_device(method.init_server(self.task), device),
             "model": copy_state(self.model),
         }
-        self.memories: dict[int, State] = {}
+        limit = int(spec.client_memory * 2**30)
+        self.memories = ClientStore("memory", limit, client_folder)  # the clients' own
+        self.records = ClientStore("record", limit, client_folder)  # what the server keeps of them
+        self.round = 0  # rounds finished
 
     def images_per_round(self) -> int:
         """Images a round trains on, for a cohort of average size."""
@@ -96,12 +110,15 @@ class Federation:
         return total * self.spec.epochs * self.task.cohort_size // self.task.num_clients
 
     def rounds(self) -> Iterator[Record]:
-        if self.method.surveys_before_training():
-            everybody = self.fit(0, list(range(self.task.num_clients)))
-            surveyed = self.method.aggregate(self.server, everybody)
+        """Run the rounds that are left."""
+        if self.round == 0 and self.method.surveys_before_training():
+            chosen = cohort(self.spec.seed, 1, self.task.num_clients, self.task.cohort_size)
+            surveyed = self.method.aggregate(self.server, self.fit(0, chosen), self.records)
             self.server = {**surveyed, "model": self.server["model"]}
-        for round in range(1, self.spec.rounds + 1):
-            yield self.run_round(round)
+        while self.round < self.spec.rounds:
+            record = self.run_round(self.round + 1)
+            self.round += 1
+            yield record
 
     def run_round(self, round: int) -> Record:
         started = time.perf_counter()
@@ -109,12 +126,12 @@ class Federation:
         message = self.method.broadcast(self.server)
         uploads = self.fit(round, chosen)
         fitted = time.perf_counter()
-        self.server = self.method.aggregate(self.server, uploads)
+        self.server = self.method.aggregate(self.server, uploads, self.records)
         aggregated = time.perf_counter()
         measured = self.evaluate()
         ended = time.perf_counter()
 
-        model_bytes = num_bytes(self.server["model"])
+        model_bytes = num_bytes(self.server["model"]) if self.method.shares_weights() else 0
         images = sum(upload.num_samples for upload in uploads) * self.spec.epochs
         record = {
             "round": round,
@@ -139,34 +156,43 @@ class Federation:
         message = self.method.broadcast(self.server)
         uploads = []
         for k in chosen:
-            memory = self.memories.get(k)
-            if memory is None:
-                memory = self.method.init_client(self.task)
-            upload, self.memories[k] = self.engine.fit(
+            memory = self.memories[k] if k in self.memories else self.method.init_client(self.task)
+            upload, memory = self.engine.fit(
                 round, self.clients[k], self.server["model"], message, memory, self.on_images
             )
+            if memory:
+                self.memories[k] = memory
             uploads.append(upload)
         return uploads
 
     def evaluate(self) -> Record:
         """Measure the global model on the test set."""
-        load_state(self.model, self.server["model"])
+        outputs = [
+            self._test_outputs(state)
+            for state in self.method.evaluated_models(self.server, self.memories)
+        ]
+        if self.episodes is not None:
+            return mean_records(
+                evaluate_few_shot(self.method.embedding(output.features), self.episodes)
+                for output in outputs
+            )
+        prototypes = self.method.prototypes(self.server)
+        long_tailed = self.spec.long_tail is not None
+        return mean_records(
+            evaluate(
+                scores, outputs[0].features, self.data, self.class_counts, prototypes, long_tailed
+            )
+            for scores in self.method.predictions(outputs, self.server)
+        )
+
+    def _test_outputs(self, state: State) -> Outputs:
+        load_state(self.model, state)
         images = self.engine.images
 
-        def forward(batch: Tensor) -> Any:
+        def forward(batch: Tensor) -> Outputs:
             return images.forward(self.model, images.normalised(batch))
 
-        logits, features = run_model(forward, self.model, self.data.test_images)
-        if self.episodes is not None:
-            return evaluate_few_shot(features, self.episodes)
-        return evaluate(
-            logits,
-            features,
-            self.data,
-            self.class_counts,
-            self.method.prototypes(self.server),
-            long_tailed=self.spec.long_tail is not None,
-        )
+        return run_model(forward, self.model, self.data.test_images)
 
     def _check_single_samples(self) -> None:
         """Batch normalisation has no variance over one value: say so before training starts."""
@@ -193,12 +219,12 @@ def mean_losses(uploads: list[Upload]) -> dict[str, float]:
     }
 
 
-def num_bytes(state: State) -> int:
-    """What a state weighs on the wire, without framing."""
-    return sum(
-        num_bytes(value) if isinstance(value, dict) else value.numel() * value.element_size()
-        for value in state.values()
-    )
+def mean_records(records: Iterable[Record]) -> Record:
+    """The mean of each measurement over several evaluations of the same round."""
+    found = list(records)
+    if len(found) == 1:
+        return found[0]
+    return {name: np.mean([r[name] for r in found], axis=0).tolist() for name in found[0]}
 
 
 def _finite(value: Any) -> Any:

@@ -9,7 +9,7 @@ CUDA graph and across machines.
 One round, with the hooks in the order they are called:
 
     server                                client k of the cohort
-    broadcast(server)       --message-->  teachers(received model, memory)
+    broadcast(server)       --message-->  local_model, teachers (received model, memory)
                                           observe("start", ...)     clean pass, received model
                                           each epoch:
                                             observe("epoch", ...)   clean pass, current model
@@ -18,13 +18,13 @@ One round, with the hooks in the order they are called:
                                               loss(batch)
                                               observe("last_epoch", ...)   only in the last epoch
                                           observe("end", ...)       clean pass, final model
-    aggregate(server, uploads)  <-------  upload(result)
+    aggregate(server, uploads, records) <-  upload(result)
                                           remember(result)          the memory for next time
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -34,9 +34,7 @@ from torch.nn import functional as F
 
 from .models.outputs import Outputs
 from .options import check, option
-
-# A dict of tensors, perhaps nested: saved with safetensors, sent over the wire, compared in tests.
-State = dict[str, Any]
+from .state import State
 
 Moment = Literal["start", "epoch", "step", "last_epoch", "end"]
 CLEAN_PASSES: tuple[Moment, ...] = ("start", "epoch", "end")  # evaluation mode, no augmentation
@@ -44,13 +42,15 @@ CLEAN_PASSES: tuple[Moment, ...] = ("start", "epoch", "end")  # evaluation mode,
 
 @dataclass(frozen=True)
 class Task:
-    """The fixed sizes of a federation."""
+    """The fixed facts of a federation."""
 
     num_clients: int
     cohort_size: int  # clients that take part in a round
     num_classes: int
     feature_dim: int
     num_rounds: int
+    seed: int = 0
+    trainable: tuple[str, ...] = ()  # names of the adapted model's parameters
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,7 @@ class Method:
 
     name: ClassVar[str]  # how the command line calls it
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # named sets of hyperparameters
+    dataset_defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # where they depend on it
 
     aggregation: Literal["samples", "uniform"] = option(
         "samples", "average the clients' weights by their number of samples, or all alike"
@@ -130,8 +131,14 @@ class Method:
         """The message every client of the round receives, beside the global model."""
         return {}
 
-    def aggregate(self, server: State, uploads: list[Upload]) -> State:
-        """The server's new state, with the new global model under "model"."""
+    def aggregate(
+        self, server: State, uploads: list[Upload], records: MutableMapping[int, State]
+    ) -> State:
+        """The server's new state, with the new global model under "model".
+
+        `records` is what the server keeps of each client beyond the round. It may be large and lie
+        on disk: read and write the records of the round's clients, one at a time.
+        """
         return {**server, "model": self.average(uploads)}
 
     def average(self, uploads: list[Upload]) -> State:
@@ -148,6 +155,10 @@ class Method:
     def init_client(self, task: Task) -> State:
         """A client's memory before its first participation."""
         return {}
+
+    def local_model(self, received_model: State, memory: State) -> State:
+        """The weights a client starts its round with."""
+        return received_model
 
     def teachers(self, received_model: State, memory: State) -> Mapping[str, State]:
         """Weights of the frozen models to run beside the student, by name."""
@@ -186,6 +197,22 @@ class Method:
     def surveys_before_training(self) -> bool:
         """Whether a round 0 without training gathers prototypes of the initial model."""
         return False
+
+    def shares_weights(self) -> bool:
+        """Whether the clients' weights travel at all."""
+        return True
+
+    def evaluated_models(self, server: State, memories: Mapping[int, State]) -> Iterator[State]:
+        """The models to measure; results are averaged over what `predictions` makes of them."""
+        yield server["model"]
+
+    def predictions(self, outputs: list[Outputs], server: State) -> list[Tensor]:
+        """Scores (N, C) of the test images, from the outputs of the evaluated models."""
+        return [output.logits for output in outputs]
+
+    def embedding(self, features: Tensor) -> Tensor:
+        """The features (N, d) as few-shot episodes compare them."""
+        return features
 
     def prototypes(self, server: State) -> tuple[Tensor, Tensor] | None:
         """The class prototypes (C, d) and which exist (C,), for nearest-prototype accuracy."""

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 SECONDS_BETWEEN_LINES = 15.0
 
@@ -15,8 +24,8 @@ SECONDS_BETWEEN_LINES = 15.0
 class Silent:
     """Shows nothing; the base of the two that do."""
 
-    def start(self, label: str, num_rounds: int, images_per_round: int) -> None:
-        """A run begins."""
+    def start(self, label: str, num_rounds: int, images_per_round: int, done: int) -> None:
+        """A run begins, or goes on after `done` rounds."""
 
     def images(self, number: int) -> None:
         """So many more images were trained on."""
@@ -44,14 +53,15 @@ class Live(Silent):
             console=console,
         )
 
-    def start(self, label: str, num_rounds: int, images_per_round: int) -> None:
+    def start(self, label: str, num_rounds: int, images_per_round: int, done: int) -> None:
         self.images_per_round, self.seen, self.began = images_per_round, 0, time.perf_counter()
         self.bar.start()
         self.task = self.bar.add_task(
             "",
             total=num_rounds * images_per_round,
+            completed=done * images_per_round,
             label=label,
-            round=0,
+            round=done,
             rounds=num_rounds,
             accuracy="  --  ",
             rate="--",
@@ -77,9 +87,9 @@ class Live(Silent):
 class Lines(Silent):
     """A line per round, and within a long round a line now and then."""
 
-    def start(self, label: str, num_rounds: int, images_per_round: int) -> None:
+    def start(self, label: str, num_rounds: int, images_per_round: int, done: int) -> None:
         self.label, self.num_rounds, self.images_per_round = label, num_rounds, images_per_round
-        self.round, self.seen = 0, 0
+        self.round, self.first, self.seen = done, done, 0
         self.began = self.last_line = time.perf_counter()
 
     def images(self, number: int) -> None:
@@ -92,7 +102,8 @@ class Lines(Silent):
     def round_done(self, record: dict[str, Any]) -> None:
         self.round, self.seen = record["round"], 0
         timing = record["timing"]
-        left = (time.perf_counter() - self.began) / self.round * (self.num_rounds - self.round)
+        each = (time.perf_counter() - self.began) / (self.round - self.first)
+        left = each * (self.num_rounds - self.round)
         self.say(
             f"round {self.round}/{self.num_rounds}  accuracy {record['accuracy']:.2%}  "
             f"{timing['images_per_second']:,.0f} images/s  {left:.0f} s left"
@@ -101,3 +112,19 @@ class Lines(Silent):
     def say(self, text: str) -> None:
         self.last_line = time.perf_counter()
         print(f"{self.label}  {text}", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def data_progress(console: Console) -> Iterator[Callable[[str, int, int | None], None]]:
+    """A bar for each thing that is fetched or decoded, where there is a terminal."""
+    bars: dict[str, TaskID] = {}
+    with Progress(console=console, disable=not console.is_terminal) as display:
+
+        def show(what: str, done: int, total: int | None) -> None:
+            if what not in bars:
+                bars[what] = display.add_task(what, total=total)
+                if not console.is_terminal:
+                    print(what, file=sys.stderr, flush=True)
+            display.update(bars[what], completed=done, total=total)
+
+        yield show

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .state import State
+
 NORM_FLOOR = 1e-8
 
 
@@ -24,6 +26,20 @@ def class_sums(features: Tensor, labels: Tensor, weight: Tensor, num_classes: in
 def class_counts(labels: Tensor, weight: Tensor, num_classes: int) -> Tensor:
     """Number of samples per class, (C,), each sample counted `weight` (B,) times."""
     return F.one_hot(labels, num_classes).to(weight.dtype).T @ weight
+
+
+def empty_sums(num_classes: int, dim: int) -> State:
+    """The totals behind prototypes before the first batch."""
+    return {"sums": torch.zeros(num_classes, dim), "counts": torch.zeros(num_classes)}
+
+
+def add_sums(totals: State, features: Tensor, labels: Tensor, weight: Tensor) -> State:
+    """The totals after one more batch."""
+    num_classes = len(totals["counts"])
+    return {
+        "sums": totals["sums"] + class_sums(features, labels, weight, num_classes),
+        "counts": totals["counts"] + class_counts(labels, weight, num_classes),
+    }
 
 
 def client_prototypes(sums: Tensor, counts: Tensor) -> Tensor:

@@ -45,7 +45,7 @@ def serve(case: dict[str, Any], method: FedSC) -> State:
         Upload(k, int(counts[k].sum()), {}, {"prototypes": c[k], "counts": counts[k]})
         for k in range(num_clients)
     ]
-    return {**server, **method.aggregate(server, uploads[::-1])}
+    return {**server, **method.aggregate(server, uploads[::-1], {})}
 
 
 def train_batch(case: dict[str, Any], server: State, method: FedSC) -> Batch:

@@ -19,6 +19,8 @@ PURPOSES = (
     "episodes",
     "model",
     "holdout",
+    "layers",
+    "server",
 )
 
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from ..data.dataset import Dataset
 from ..data.plan import ClientPlan
 from ..data.transform import crop_and_flip, normalise
-from ..method import State
 from ..models.outputs import Outputs
+from ..state import State
 
 Precision = Literal["fp32", "bf16"]
 OnImages = Callable[[int], None]  # told, batch after batch, how many images were trained on
@@ -29,6 +29,7 @@ class Training:
     lr: float
     momentum: float
     weight_decay: float
+    clip_norm: float | None
     augment: bool
     precision: Precision
 
@@ -91,11 +92,3 @@ def load_state(model: nn.Module, state: State) -> None:
 
 def copy_state(model: nn.Module) -> State:
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-
-
-def to_device(state: State, device: torch.device) -> State:
-    """The same nested state with every tensor on the device."""
-    return {
-        name: to_device(value, device) if isinstance(value, dict) else value.to(device)
-        for name, value in state.items()
-    }

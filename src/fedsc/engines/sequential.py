@@ -9,8 +9,10 @@ from torch import Tensor, nn
 
 from ..data.dataset import Dataset
 from ..data.plan import ClientPlan, client_plan
-from ..method import CLEAN_PASSES, Batch, Client, LocalResult, Method, Moment, State, Task, Upload
-from .local import ClientData, Images, OnImages, Training, copy_state, load_state, to_device
+from ..data.randomness import generator
+from ..method import CLEAN_PASSES, Batch, Client, LocalResult, Method, Moment, Task, Upload
+from ..state import State, to_device
+from .local import ClientData, Images, OnImages, Training, copy_state, load_state
 
 
 class SequentialEngine:
@@ -38,6 +40,9 @@ class SequentialEngine:
 
         Round 0 is a survey: observations of the received model, no training.
         """
+        # Only a model with random layers of its own, such as dropout, draws from this.
+        seed = generator("layers", self.training.seed, round, client_data.id)
+        torch.manual_seed(int(seed.integers(2**63)))
         client = Client(
             torch.tensor(client_data.id, device=self.device),
             client_data.class_counts,
@@ -81,7 +86,7 @@ class _Visit:
         self.training, self.model = engine.training, engine.model
         self.round, self.client_data, self.client = round, client_data, client
         self.received, self.on_images = received, on_images
-        load_state(self.model, global_model)
+        load_state(self.model, self.method.local_model(global_model, client.memory))
         self.params = dict(self.model.named_parameters())
         self.global_params = {name: global_model[name] for name in self.params}
         self.teachers = {
@@ -142,6 +147,8 @@ class _Visit:
         terms = self.method.loss(batch)
         optimiser.zero_grad(set_to_none=True)
         torch.stack(list(terms.values())).sum().backward()
+        if self.training.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.params.values(), self.training.clip_norm)
         optimiser.step()
         if last_epoch:
             self.observe("last_epoch", batch)

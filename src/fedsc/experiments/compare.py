@@ -2,58 +2,117 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import itertools
+import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from ..errors import FedscError
+from ..files import explain_write_errors, write_atomically
 from ..methods import method_from_text
-from ..progress import Lines, Live, Silent
+from ..progress import Lines, Live, Silent, data_progress
 from ..report.pictures import draw_curves
 from ..report.runs import RunData, read_run
 from ..report.table import comparison_rows, comparison_table, markdown_table
-from .folder import prepare_out, write_atomically
-from .runner import execute, load
-from .spec import RunSpec
+from ..spec import RunSpec
+from .folder import prepare_out
+from .runner import build, execute, load
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What `fedsc run` was asked for: methods and seeds to combine, and the settings of all."""
+
+    methods: list[str]
+    seeds: list[int]
+    settings: dict[str, Any]
+
+    def specs(self) -> dict[str, RunSpec]:
+        """The runs, by the name of their folder."""
+        specs = {}
+        for method, seed in itertools.product(self.methods, self.seeds):
+            name = f"{folder_name(method)}-seed{seed}"
+            if name in specs:
+                raise FedscError(f"{name} is asked for twice: give each method and seed once")
+            specs[name] = RunSpec(method=method, seed=seed, **self.settings)
+        return specs
 
 
 def compare(
-    methods: list[str],
-    seeds: list[int],
-    settings: dict[str, Any],
-    out: Path | None,
-    overwrite: bool,
-    data_dir: Path | None,
-    quiet: bool,
+    job: Job,
     console: Console,
+    out: Path | None = None,
+    overwrite: bool = False,
+    resume: bool = False,
+    data_dir: Path | None = None,
+    quiet: bool = False,
 ) -> list[RunData]:
     """Run every method with every seed; each run is a folder `out/METHOD-seedN`.
 
     Everything that can be wrong with the settings is found before the first run starts.
     """
-    specs = [
-        RunSpec(method=method, seed=seed, **settings)
-        for method, seed in itertools.product(methods, seeds)
-    ]
-    names = [f"{folder_name(spec.method)}-seed{spec.seed}" for spec in specs]
-    twice = [name for name in names if names.count(name) > 1]
-    if twice:
-        raise FedscError(f"{twice[0]} is asked for twice: give each method and seed once")
-    made = [method_from_text(spec.method) for spec in specs]
-    out = out or Path("runs") / folder_name(f"{specs[0].dataset}-{specs[0].partition}")
-    data = load(specs[0], data_dir)
-    prepare_out(out, overwrite)
-    for spec, method, name in zip(specs, made, names, strict=True):
-        execute(spec, data, method, None, out / name, choose_progress(quiet, console))
+    specs = job.specs()
+    methods = {name: method_from_text(spec.method, spec.dataset) for name, spec in specs.items()}
+    first = next(iter(specs.values()))
+    out = out or Path("runs") / folder_name(f"{first.dataset}-{first.partition}")
+    with data_progress(console) as decoding:
+        data = load(first, data_dir, decoding)
+    for name, spec in specs.items():
+        build(spec, data, methods[name])  # what cannot be built is said before anything is written
+    if not resume:
+        prepare_out(out, overwrite)
+    with nothing_left_if_nothing_ran(out):
+        if not resume:
+            with explain_write_errors(out):
+                out.mkdir(parents=True, exist_ok=True)
+            text = json.dumps(dataclasses.asdict(job), indent=2)
+            write_atomically(out / "job.json", text.encode())
+        for name, spec in specs.items():
+            if not (out / name / "summary.json").exists():
+                progress = choose_progress(quiet, console)
+                execute(spec, data, methods[name], None, out / name, progress, resume)
 
-    runs = [read_run(out / name) for name in names]
+    runs = [read_run(out / name) for name in specs]
     console.print(comparison_table(runs))
     write_atomically(out / "summary.md", markdown_table(*comparison_rows(runs)).encode())
     draw_curves(runs, out / "curves.png")
     console.print(f"Runs in {out}, curves in {out / 'curves.png'}", soft_wrap=True)
     return runs
+
+
+@contextlib.contextmanager
+def nothing_left_if_nothing_ran(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except FedscError:
+        if not any(out.glob("*/spec.json")):
+            (out / "job.json").unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # not empty, or never made
+                out.rmdir()
+        raise
+
+
+def read_job(out: Path, given: dict[str, Any]) -> Job:
+    """The job of a folder to be resumed; what is given beside must not contradict it."""
+    try:
+        job = Job(**json.loads((out / "job.json").read_text()))
+    except OSError:
+        raise FedscError(f"{out} holds no run to resume: it has no job.json") from None
+    except (ValueError, TypeError) as error:
+        raise FedscError(f"{out / 'job.json'} is damaged: {error}") from None
+    before = {**job.settings, "methods": job.methods, "seeds": job.seeds}
+    for name, value in given.items():
+        if before.get(name) != value:
+            raise FedscError(
+                f"{name} = {value} contradicts the run in {out}, which has {before.get(name)}: "
+                "resume without it, or start another run"
+            )
+    return job
 
 
 def choose_progress(quiet: bool, console: Console) -> Silent:

@@ -5,7 +5,8 @@ environment.json       versions and hardware it ran on
 partition.json         images of each class at each client, and the partition's hash
 partition.safetensors  the clients' indices into the training images
 metrics.jsonl          one line of JSON per round; what depends on the clock is under "timing"
-state.safetensors      the server's state and the clients' memories after the last round
+state.safetensors      the checkpoint: the server's state, the round, and the clients' files
+clients/               memories of clients, and what the server keeps of each, where there are any
 summary.json           last, best and mean-of-last-10 accuracy; written when the run is complete
 """
 
@@ -16,29 +17,35 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
 from ..errors import FedscError
-from ..method import State
+from ..federation import Federation
+from ..files import explain_write_errors, write_atomically, write_through
+from ..state import flatten, to_device, unflatten
 
 FORMAT = 1
-MADE_BY_US = ("curves.png", "summary.md")  # beside the run folders
+MADE_BY_US = ("curves.png", "summary.md", "job.json")  # beside the run folders
 
 
 class RunFolder:
-    """An open run folder, being written."""
+    """A run folder being written."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with explain_write_errors(path):
-            path.mkdir(parents=True)
+
+    def create(self) -> None:
+        if self.path.exists():
+            raise FedscError(f"{self.path} exists already: choose another folder")
+        with explain_write_errors(self.path):
+            self.path.mkdir(parents=True)
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
         text = json.dumps(content, indent=2, allow_nan=False) + "\n"
@@ -60,37 +67,40 @@ class RunFolder:
                 os.truncate(path, size)
                 raise
 
+    def save_checkpoint(self, federation: Federation) -> None:
+        """All that the next round needs. The clients' files first, then the file that names them:
+        a run killed in between finds its last checkpoint whole."""
+        facts = {
+            "format": str(FORMAT),
+            "round": str(federation.round),
+            "memories": json.dumps(federation.memories.save()),
+            "records": json.dumps(federation.records.save()),
+        }
+        content = save(flatten(federation.server), metadata=facts)
+        write_atomically(self.path / "state.safetensors", content)
+        federation.memories.discard_unused()
+        federation.records.discard_unused()
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that it is either all there or not there at all."""
-    part = path.with_name(path.name + ".part")
-    with explain_write_errors(path):
+    def restore(self, federation: Federation) -> list[dict[str, Any]]:
+        """Put a federation where the last checkpoint left it; returns the records until then."""
+        path = self.path / "state.safetensors"
+        if not path.exists():  # killed before its first checkpoint: begin again
+            (self.path / "metrics.jsonl").unlink(missing_ok=True)
+            return []
         try:
-            with part.open("wb") as file:
-                write_through(file, content)
-            os.replace(part, path)
-        except OSError:
-            part.unlink(missing_ok=True)
-            raise
-
-
-def write_through(file: IO[bytes], content: bytes) -> None:
-    """To the disk, not only to its cache: a full disk or a lost machine must show here."""
-    file.write(content)
-    file.flush()
-    os.fsync(file.fileno())
-
-
-@contextlib.contextmanager
-def explain_write_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except FileExistsError:
-        raise FedscError(f"{path} exists already: choose another --out") from None
-    except OSError as error:
-        raise FedscError(
-            f"cannot write {path}: {error.strerror}; make room or choose another --out"
-        ) from None
+            with safe_open(path, "pt") as file:
+                facts = file.metadata()
+                flat = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            federation.round = int(facts["round"])
+            federation.memories.restore(json.loads(facts["memories"]))
+            federation.records.restore(json.loads(facts["records"]))
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+            raise FedscError(f"{path} is damaged and cannot be resumed from: {error}") from None
+        federation.server = to_device(unflatten(flat), federation.device)
+        # Rounds after the checkpoint are run again, with the same result.
+        lines = (self.path / "metrics.jsonl").read_text().splitlines()[: federation.round]
+        write_atomically(self.path / "metrics.jsonl", "".join(f"{x}\n" for x in lines).encode())
+        return [json.loads(line) for line in lines]
 
 
 def prepare_out(out: Path, overwrite: bool) -> None:
@@ -105,35 +115,12 @@ def prepare_out(out: Path, overwrite: bool) -> None:
             f"{out} holds another run ({runs[0].name}): choose another --out, "
             "or replace it with --overwrite"
         )
-    if not runs and any(out.iterdir()):
+    if not runs and any(path.name not in MADE_BY_US for path in out.iterdir()):
         raise FedscError(f"{out} is not empty and holds no runs: choose another --out")
     for run in runs:
         shutil.rmtree(run)
     for name in MADE_BY_US:
         (out / name).unlink(missing_ok=True)
-
-
-def flatten(state: State, prefix: str = "") -> dict[str, Tensor]:
-    """A nested state as one flat dict with keys like "clients/3/model/fc.weight"."""
-    flat: dict[str, Tensor] = {}
-    for name, value in state.items():
-        if isinstance(value, dict):
-            flat.update(flatten(value, f"{prefix}{name}/"))
-        else:
-            flat[prefix + name] = value.detach().cpu().contiguous()
-    return flat
-
-
-def unflatten(flat: dict[str, Tensor]) -> State:
-    """The nested state of `flatten`."""
-    state: State = {}
-    for name, tensor in flat.items():
-        *path, last = name.split("/")
-        inner = state
-        for part in path:
-            inner = inner.setdefault(part, {})
-        inner[last] = tensor
-    return state
 
 
 def environment(device: torch.device) -> dict[str, Any]:

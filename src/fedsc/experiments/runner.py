@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,12 +23,16 @@ from ..engines.local import load_state
 from ..errors import FedscError
 from ..evaluation import summarise
 from ..federation import Federation, Record
-from ..method import Method, State
+from ..method import Method
 from ..methods import method_from_text, method_to_text
 from ..models import build_model, default_model
 from ..progress import Silent
-from .folder import FORMAT, RunFolder, environment, flatten
-from .spec import RunSpec, spec_hash
+from ..spec import RunSpec, spec_hash
+from ..state import State
+from .folder import FORMAT, RunFolder, environment
+
+# Often enough that little is lost, seldom enough that writing costs nothing worth noticing.
+CHECKPOINT_SECONDS = 30.0
 
 ModelFactory = Callable[[tuple[int, int, int], int], nn.Module]
 
@@ -64,13 +70,14 @@ def run(
     `Dataset`, a `Method`, and a function `(image_shape, num_classes) -> nn.Module`. `options` are
     the other fields of `RunSpec`: rounds, epochs, partition, clients, seed and so on.
     """
-    made_method = method_from_text(method) if isinstance(method, str) else method
+    name = dataset if isinstance(dataset, str) else dataset.name
+    made_method = method_from_text(method, name) if isinstance(method, str) else method
     known = [field.name for field in dataclasses.fields(RunSpec)]
-    for name in options:
-        if name not in known:
-            raise FedscError(f"unknown option '{name}' (allowed: {', '.join(known)})")
+    for word in options:
+        if word not in known:
+            raise FedscError(f"unknown option '{word}' (allowed: {', '.join(known)})")
     spec = RunSpec(
-        dataset=dataset if isinstance(dataset, str) else dataset.name,
+        dataset=name,
         method=method_to_text(made_method),
         model=model if isinstance(model, str) else getattr(model, "__name__", "custom"),
         **options,
@@ -101,54 +108,72 @@ def execute(
     model_factory: ModelFactory | None = None,
     out: Path | None = None,
     progress: Silent | None = None,
+    resume: bool = False,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> Run:
-    """Run a specification on loaded data."""
+    """Run a specification on loaded data; with `resume`, go on where the folder `out` stopped."""
     progress = progress or Silent()
-    device = pick_device(spec.device)
     with number_of_threads(spec.threads), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(generator("model", spec.seed).integers(2**63)))
-        model_name = spec.model
-        if model_factory is not None:
-            model = model_factory(data.image_shape, data.num_classes)
-        else:
-            if model_name == "auto":
-                model_name = default_model(data.name, data.image_shape)
-            model = build_model(model_name, data.image_shape, data.num_classes, spec.norm)
-        federation = Federation(spec, data.to(device), method, model, progress.images)
+        clients = None if out is None else out / "clients"
+        federation, model_name = build(spec, data, method, model_factory, progress, clients)
         folder = None if out is None else RunFolder(out)
         records: list[Record] = []
         if folder is not None:
-            try:
-                write_beginning(folder, federation, model_name, device)
-            except FedscError:
-                shutil.rmtree(folder.path, ignore_errors=True)  # nothing half-written stays
-                raise
-        progress.start(
-            f"{spec.method} seed {spec.seed}", spec.rounds, federation.images_per_round()
-        )
+            if resume and out is not None and (out / "spec.json").exists():
+                refuse_other_spec(out, describe(federation, model_name))
+                records = folder.restore(federation)
+            else:
+                begin(folder, federation, model_name)
+        label = f"{spec.method} seed {spec.seed}"
+        progress.start(label, spec.rounds, federation.images_per_round(), federation.round)
+        last_checkpoint = time.monotonic()
         try:
             for record in federation.rounds():
                 records.append(record)
                 if folder is not None:
                     folder.append_record(record)
+                    due = time.monotonic() - last_checkpoint >= checkpoint_seconds
+                    if due or federation.round == spec.rounds:
+                        folder.save_checkpoint(federation)
+                        last_checkpoint = time.monotonic()
                 progress.round_done(record)
         finally:
             progress.finish()
         if folder is not None:
-            memories = {str(k): memory for k, memory in federation.memories.items()}
-            state = {"server": federation.server, "clients": memories}
-            folder.write_tensors("state.safetensors", flatten(state))
             folder.write_json("summary.json", summarise([r["accuracy"] for r in records]))
     load_state(federation.model, federation.server["model"])
     return Run(spec, method, records, federation.model.eval(), federation.server, out)
 
 
-def write_beginning(
-    folder: RunFolder, federation: Federation, model_name: str, device: torch.device
-) -> None:
-    """What is known before the first round."""
+def build(
+    spec: RunSpec,
+    data: Dataset,
+    method: Method,
+    model_factory: ModelFactory | None = None,
+    progress: Silent | None = None,
+    client_folder: Path | None = None,
+) -> tuple[Federation, str]:
+    """The federation of a specification, and the name of its model.
+
+    The first weights depend on the seed only, so all methods start from the same.
+    """
+    device = pick_device(spec.device)
+    torch.manual_seed(int(generator("model", spec.seed).integers(2**63)))
+    name = spec.model
+    if model_factory is not None:
+        model = model_factory(data.image_shape, data.num_classes)
+    else:
+        if name == "auto":
+            name = default_model(data.name, data.image_shape)
+        model = build_model(name, data.image_shape, data.num_classes, spec.norm)
+    on_images = (progress or Silent()).images
+    return Federation(spec, data.to(device), method, model, on_images, client_folder), name
+
+
+def describe(federation: Federation, model_name: str) -> dict[str, Any]:
+    """All that decides the result of a run, with nothing left to a default."""
     spec, data, method = federation.spec, federation.data, federation.method
-    resolved = {
+    return {
         **dataclasses.asdict(spec),
         "clients": spec.num_clients,
         "model": model_name,
@@ -157,21 +182,39 @@ def write_beginning(
         "data_checksum": data.checksum(),
         "partition_hash": fingerprint(federation.parts),
     }
-    folder.write_json("spec.json", {"format": FORMAT, "hash": spec_hash(resolved), **resolved})
-    folder.write_json("environment.json", environment(device))
-    counts = federation.class_counts.tolist()
-    folder.write_json(
-        "partition.json",
-        {
-            "hash": resolved["partition_hash"],
-            "classes": list(data.classes),
-            "class_counts": counts,
-        },
-    )
-    folder.write_tensors(
-        "partition.safetensors",
-        {str(k): torch.from_numpy(part) for k, part in enumerate(federation.parts)},
-    )
+
+
+def begin(folder: RunFolder, federation: Federation, model_name: str) -> None:
+    """Make the run folder and write what is known before the first round."""
+    folder.create()
+    spec = describe(federation, model_name)
+    partition = {
+        "hash": spec["partition_hash"],
+        "classes": list(federation.data.classes),
+        "class_counts": federation.class_counts.tolist(),
+    }
+    indices = {str(k): torch.from_numpy(part) for k, part in enumerate(federation.parts)}
+    try:
+        folder.write_json("spec.json", {"format": FORMAT, "hash": spec_hash(spec), **spec})
+        folder.write_json("environment.json", environment(federation.device))
+        folder.write_json("partition.json", partition)
+        folder.write_tensors("partition.safetensors", indices)
+    except FedscError:
+        shutil.rmtree(folder.path, ignore_errors=True)  # nothing half-written stays
+        raise
+
+
+def refuse_other_spec(path: Path, spec: dict[str, Any]) -> None:
+    """A run goes on only as what it began as."""
+    before = json.loads((path / "spec.json").read_text())
+    if before.get("hash") == spec_hash(spec) and before.get("format") == FORMAT:
+        return
+    changed = [
+        f"{name} was {before.get(name)!r}, is now {value!r}"
+        for name, value in spec.items()
+        if before.get(name) != value
+    ]
+    raise FedscError(f"{path} cannot be resumed as another run: {'; '.join(changed)}")
 
 
 def pick_device(name: str) -> torch.device:

@@ -9,23 +9,46 @@ from ..errors import FedscError, unknown
 from ..method import Method
 from ..options import parse
 from .fedavg import FedAvg
+from .fedcda import FedCDA
+from .fednh import FedNH
+from .fedntd import FedNTD
+from .fedproto import FedProto
+from .fedprox import FedProx
+from .fedrcl import FedRCL
 from .fedsc import FedSC
+from .moon import Moon
 
-__all__ = ["METHODS", "FedAvg", "FedSC", "method_from_text", "method_to_text"]
+__all__ = [
+    "METHODS",
+    "FedAvg",
+    "FedCDA",
+    "FedNH",
+    "FedNTD",
+    "FedProto",
+    "FedProx",
+    "FedRCL",
+    "FedSC",
+    "Moon",
+    "method_from_text",
+    "method_to_text",
+]
 
-METHODS: dict[str, type[Method]] = {cls.name: cls for cls in (FedAvg, FedSC)}
+METHODS: dict[str, type[Method]] = {
+    cls.name: cls for cls in (FedAvg, FedProx, Moon, FedNTD, FedProto, FedNH, FedRCL, FedCDA, FedSC)
+}
 
 
-def method_from_text(text: str) -> Method:
+def method_from_text(text: str, dataset: str = "") -> Method:
     """A method as written on the command line: `fedsc`, `fedsc,tau=0.1`, `fedsc,literal,tau=0.1`.
 
-    A word without "=" names a preset; what follows overrides it.
+    A word without "=" names a preset; what follows overrides it. Where a method's paper chose a
+    value for a data set, that is the default on it.
     """
     name, *words = [word.strip() for word in text.split(",")]
     if name not in METHODS:
         raise unknown("method", name, METHODS)
     cls = METHODS[name]
-    settings: dict[str, Any] = {}
+    settings: dict[str, Any] = dict(cls.dataset_defaults.get(dataset, {}))
     for word in words:
         key, equals, value = word.partition("=")
         if equals:

@@ -17,6 +17,7 @@ recommended reading, the preset `literal` takes Eq. 13 and 15 to the letter.
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -26,8 +27,9 @@ from torch.nn import functional as F
 
 from .. import prototypes as eq
 from ..losses import U_FLOOR, cpdr, prototype_distances, rpcl
-from ..method import Batch, LocalResult, Method, Moment, State, Task, Upload
+from ..method import Batch, LocalResult, Method, Moment, Task, Upload
 from ..options import option
+from ..state import State
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,9 @@ class FedSC(Method):
         names = "relational", "relational_exists", "owner", "consistent", "consistent_exists"
         return {name: server[name] for name in names}
 
-    def aggregate(self, server: State, uploads: list[Upload]) -> State:
+    def aggregate(
+        self, server: State, uploads: list[Upload], records: MutableMapping[int, State]
+    ) -> State:
         pool = self.update_pool(server, sorted(uploads, key=lambda upload: upload.client))
         return {
             **server,
@@ -241,10 +245,7 @@ class FedSC(Method):
 
     def start_observing(self, moment: Moment, task: Task) -> State:
         if moment in ("end", "last_epoch"):
-            return {
-                "sums": torch.zeros(task.num_classes, task.feature_dim),
-                "counts": torch.zeros(task.num_classes),
-            }
+            return eq.empty_sums(task.num_classes, task.feature_dim)
         pool_size = task.num_clients if self.pool == "bank" else task.cohort_size
         merged = self.positives == "mean_positive"
         rows = (pool_size + merged) * task.num_classes
@@ -258,12 +259,7 @@ class FedSC(Method):
 
     def observe(self, moment: Moment, batch: Batch, totals: State) -> State:
         if moment in ("end", "last_epoch"):
-            num_classes = len(totals["counts"])
-            features, labels = batch.student.features, batch.labels
-            return {
-                "sums": totals["sums"] + eq.class_sums(features, labels, batch.weight, num_classes),
-                "counts": totals["counts"] + eq.class_counts(labels, batch.weight, num_classes),
-            }
+            return eq.add_sums(totals, batch.student.features, batch.labels, batch.weight)
         if moment == "step":
             u = self.batch_u(batch)
             exists = self.rows(batch)[2]

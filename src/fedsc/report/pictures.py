@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from ..experiments.folder import explain_write_errors
+from ..files import explain_write_errors
 from .runs import RunData, by_label
 
 # Okabe and Ito: distinct for colour-blind readers, and in print.

@@ -9,9 +9,9 @@ import tomllib
 from pathlib import Path
 from typing import Any, Literal
 
-from ..data.partition import NID2_CLIENTS
-from ..errors import FedscError, unknown
-from ..options import check, option, options_of
+from .data.partition import NID2_CLIENTS
+from .errors import FedscError, unknown
+from .options import check, option, options_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +50,9 @@ class RunSpec:
     lr: float = option(0.01, "learning rate of the clients' SGD", above=0)
     momentum: float = option(0.9, "momentum of the clients' SGD", at_least=0, at_most=1)
     weight_decay: float = option(1e-5, "weight decay of the clients' SGD", at_least=0)
+    clip_norm: float | None = option(
+        None, "largest norm of a step's gradient (default: no limit)", above=0
+    )
     augment: Literal["auto", "none", "crop-flip"] = option(
         "auto", "training images: as they are, or cropped and flipped at random"
     )
@@ -66,6 +69,9 @@ class RunSpec:
     precision: Literal["fp32", "bf16"] = option(
         "fp32", "of the forward pass; losses are always fp32"
     )
+    client_memory: float = option(
+        4.0, "GiB of clients' states kept in memory; the rest lies on disk", above=0
+    )
     threads: int | None = option(None, "CPU threads (default: PyTorch's choice)", at_least=1)
 
     def __post_init__(self) -> None:
@@ -79,7 +85,7 @@ class RunSpec:
 
 
 # Where a run was computed does not change which run it is.
-NOT_PART_OF_THE_HASH = ("device", "threads")
+NOT_PART_OF_THE_HASH = ("device", "threads", "client_memory")
 
 
 def spec_hash(resolved: dict[str, Any]) -> str:

@@ -1,0 +1,228 @@
+"""FedCDA: the server picks, from each client's last few models, those that diverge least.
+
+Wang et al., FedCDA: Federated Learning with Cross-Round Divergence-Aware Aggregation, ICLR 2024.
+
+The server keeps the last `cache` models w and training losses F of every client. In groups, one
+after another, it chooses one model per client of the round so as to minimise
+
+    J = mean_n [F_n + L/2 ||w_n||^2] - L/2 ||mean_n w_n||^2
+
+over the group, the groups before it and the clients that are not in the round, each of which keeps
+its choice. The global model is the mean of the chosen models of all clients ever heard of. Clients
+train with plain cross-entropy. The first rounds are FedAvg and fill the cache.
+
+Since J needs only inner products, the server keeps the sum of the chosen models of the others and
+the inner products of the candidates: a round reads the models of its own clients and no more.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..data.randomness import generator
+from ..method import LocalResult, Method, Task, Upload
+from ..options import option
+from ..state import State
+
+MOST_CHOICES = 3000  # of an exhaustive search: with three models, seven clients a group
+PIECE = 1 << 20  # floats of each model at a time
+
+
+@dataclass(frozen=True)
+class FedCDA(Method):
+    name: ClassVar[str] = "fedcda"
+
+    cache: int = option(3, "K_c: models kept of each client", at_least=1)
+    groups: int = option(3, "B_c: groups of clients chosen for one after another", at_least=1)
+    lipschitz: float = option(1.0, "L, the weight of the divergence against the losses", at_least=0)
+    warmup: float = option(
+        0.25, "share of the rounds that are FedAvg and fill the cache", at_least=0, at_most=1
+    )
+    global_weights: Literal["uniform", "samples"] = option(
+        "uniform", "weights of the chosen models in the global model"
+    )
+
+    def init_server(self, task: Task) -> State:
+        return {
+            "round": torch.zeros((), dtype=torch.int64),
+            "warmup_rounds": torch.tensor(round(self.warmup * task.num_rounds)),
+            "seed": torch.tensor(task.seed),
+            "is_trainable": {name: torch.ones((), dtype=torch.bool) for name in task.trainable},
+            "cost": torch.zeros(task.num_clients, dtype=torch.float64),  # F + L/2 ||w||^2 as chosen
+            "samples": torch.zeros(task.num_clients, dtype=torch.float64),  # 0: not heard of yet
+            "chosen_sum": {},  # over all clients heard of, float64
+            "weighted_sum": {},  # the same by samples, for global_weights=samples
+        }
+
+    def upload(self, result: LocalResult) -> State:
+        return {"loss": torch.stack(list(result.losses.values())).sum()}
+
+    def aggregate(
+        self, server: State, uploads: list[Upload], records: MutableMapping[int, State]
+    ) -> State:
+        uploads = sorted(uploads, key=lambda upload: upload.client)
+        averaged = self.average(uploads)
+        server = {**server, "round": server["round"] + 1}
+        if not server["chosen_sum"]:
+            floats = {name: w for name, w in averaged.items() if w.is_floating_point()}
+            for key in ("chosen_sum", "weighted_sum"):
+                server[key] = {name: torch.zeros_like(w).double() for name, w in floats.items()}
+
+        self.withdraw(server, uploads, records)
+        for upload in uploads:
+            records[upload.client] = self.push(records.get(upload.client, {}), upload)
+        warming_up = bool(server["round"] <= server["warmup_rounds"])
+        for group in self.split(server, [upload.client for upload in uploads]):
+            self.settle(server, group, records, newest_only=warming_up)
+        if warming_up:
+            return {**server, "model": averaged}
+
+        uniform = self.global_weights == "uniform"
+        total = (server["samples"] > 0).sum() if uniform else server["samples"].sum()
+        summed = server["chosen_sum" if uniform else "weighted_sum"]
+        model = {name: (value / total).to(averaged[name]) for name, value in summed.items()}
+        return {**server, "model": {**averaged, **model}}  # integer buffers: the maximum
+
+    def withdraw(
+        self, server: State, uploads: list[Upload], records: MutableMapping[int, State]
+    ) -> None:
+        """Take the round's clients, if known, out of the sums: they are chosen for anew."""
+        server["samples"] = server["samples"].clone()
+        server["cost"] = server["cost"].clone()
+        for upload in uploads:
+            samples = server["samples"][upload.client].clone()
+            if samples:
+                record = records[upload.client]
+                add_to_sums(server, record["models"][str(int(record["chosen"]))], -1.0, samples)
+            server["samples"][upload.client] = 0
+
+    def push(self, record: State, upload: Upload) -> State:
+        """A client's record with its new model behind the older ones, the oldest dropped."""
+        kept = [record["models"][name] for name in sorted(record.get("models", {}), key=int)]
+        floats = {name: w for name, w in upload.model.items() if w.is_floating_point()}
+        models = [*kept, floats][-self.cache :]
+        loss = upload.extra["loss"].double().reshape(1)
+        losses = torch.cat([record["losses"].to(loss.device), loss] if record else [loss])
+        return {
+            "models": {str(i): model for i, model in enumerate(models)},
+            "losses": losses[-self.cache :],
+            "chosen": torch.tensor(len(models) - 1),
+            "samples": torch.tensor(float(upload.num_samples), dtype=torch.float64),
+        }
+
+    def split(self, server: State, clients: list[int]) -> list[list[int]]:
+        """The round's clients in random groups, small enough for an exhaustive search."""
+        rng = generator("server", int(server["seed"]), int(server["round"]))
+        largest = max(s for s in range(1, 13) if self.cache**s <= MOST_CHOICES or s == 1)
+        number = min(len(clients), max(self.groups, -(-len(clients) // largest)))
+        return [part.tolist() for part in np.array_split(rng.permutation(clients), number)]
+
+    def settle(
+        self,
+        server: State,
+        group: list[int],
+        records: MutableMapping[int, State],
+        newest_only: bool,
+    ) -> None:
+        """Choose a model for each client of a group and add the chosen ones to the sums."""
+        members = [records[client] for client in group]
+        models = [[m for _, m in sorted(r["models"].items(), key=_number)] for r in members]
+        trainable = server["is_trainable"]
+        gram, with_others, others = inner_products(
+            [model for own in models for model in own], server["chosen_sum"], trainable
+        )
+        offsets = [0, *itertools.accumulate(len(own) for own in models)]
+        losses = torch.cat([record["losses"].to(gram.device) for record in members])
+        costs = losses + self.lipschitz / 2 * gram.diagonal()
+        known = server["samples"] > 0
+        if newest_only:
+            rows = [end - 1 for end in offsets[1:]]
+        else:
+            candidates = [range(a, b) for a, b in itertools.pairwise(offsets)]
+            rows, _ = choose(
+                candidates,
+                costs,
+                gram,
+                with_others,
+                others,
+                float(server["cost"][known].sum()),
+                int(known.sum()),
+                self.lipschitz,
+            )
+        for client, record, row, first in zip(group, members, rows, offsets, strict=False):
+            chosen = row - first
+            records[client] = {**record, "chosen": torch.tensor(chosen)}
+            server["cost"][client] = costs[row]
+            server["samples"][client] = record["samples"]
+            add_to_sums(server, record["models"][str(chosen)], 1.0, record["samples"])
+
+
+def choose(
+    candidates: list[range],
+    costs: Tensor,
+    gram: Tensor,
+    with_others: Tensor,
+    others: float,
+    cost_of_others: float,
+    number_of_others: int,
+    lipschitz: float,
+) -> tuple[list[int], list[float]]:
+    """The rows, one per client, that minimise J; and J of every choice, newest models first.
+
+    Rows are candidate models: `costs` F + L/2 ||w||^2, `gram` their inner products, `with_others`
+    those with the sum of the other clients' models, `others` the squared norm of that sum.
+    """
+    choices = list(itertools.product(*(reversed(rows) for rows in candidates)))
+    picked = torch.tensor(choices, device=gram.device)  # (number of choices, clients)
+    size = number_of_others + picked.shape[1]
+    squared = (
+        others
+        + 2 * with_others[picked].sum(1)
+        + gram[picked[:, :, None], picked[:, None, :]].sum((1, 2))
+    )
+    cost = (cost_of_others + costs[picked].sum(1)) / size
+    objective = cost - lipschitz / 2 * squared / size**2
+    best = int(objective.argmin())  # ties: the first, which is the newest
+    return list(choices[best]), objective.tolist()
+
+
+def inner_products(
+    models: list[State], others: State, trainable: State
+) -> tuple[Tensor, Tensor, float]:
+    """Of the models with each other, of each with the sum `others`, and of that with itself.
+
+    Trainable tensors only, a piece at a time in float64, so that memory stays small.
+    """
+    gram: Tensor | float = 0.0
+    with_others: Tensor | float = 0.0
+    squared = 0.0
+    for name in trainable:
+        columns = [model[name].flatten() for model in models]
+        other = others[name].flatten()
+        for start in range(0, len(other), PIECE):
+            piece = slice(start, start + PIECE)
+            rows = torch.stack([column[piece].double() for column in columns])
+            gram = gram + rows @ rows.T
+            with_others = with_others + rows @ other[piece]
+            squared += float(other[piece] @ other[piece])
+    assert isinstance(gram, Tensor)
+    assert isinstance(with_others, Tensor)
+    return gram, with_others, squared
+
+
+def add_to_sums(server: State, model: State, sign: float, samples: Tensor) -> None:
+    """Add a model to the sums, or take it out; the sums change in place."""
+    for name, value in model.items():
+        server["chosen_sum"][name].add_(value, alpha=sign)
+        server["weighted_sum"][name].add_(value, alpha=sign * float(samples))
+
+
+def _number(item: tuple[str, State]) -> int:
+    return int(item[0])

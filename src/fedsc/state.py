@@ -1,0 +1,49 @@
+"""States: dicts of tensors, perhaps nested. Saved with safetensors, sent over the wire."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+State = dict[str, Any]  # name -> Tensor or State
+
+
+def flatten(state: State, prefix: str = "") -> dict[str, Tensor]:
+    """A nested state as one flat dict with keys like "model/fc.weight", ready for safetensors."""
+    flat: dict[str, Tensor] = {}
+    for name, value in state.items():
+        if isinstance(value, dict):
+            flat.update(flatten(value, f"{prefix}{name}/"))
+        else:
+            flat[prefix + name] = value.detach().cpu().contiguous()
+    return flat
+
+
+def unflatten(flat: dict[str, Tensor]) -> State:
+    """The nested state of `flatten`."""
+    state: State = {}
+    for name, tensor in flat.items():
+        *path, last = name.split("/")
+        inner = state
+        for part in path:
+            inner = inner.setdefault(part, {})
+        inner[last] = tensor
+    return state
+
+
+def to_device(state: State, device: torch.device) -> State:
+    """The same nested state with every tensor on the device."""
+    return {
+        name: to_device(value, device) if isinstance(value, dict) else value.to(device)
+        for name, value in state.items()
+    }
+
+
+def num_bytes(state: State) -> int:
+    """What a state weighs, on the wire without framing or in memory."""
+    return sum(
+        num_bytes(value) if isinstance(value, dict) else value.numel() * value.element_size()
+        for value in state.values()
+    )
