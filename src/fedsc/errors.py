@@ -16,3 +16,8 @@ def unknown(kind: str, given: str, allowed: Iterable[str]) -> FedscError:
     near = difflib.get_close_matches(given, names, n=1)
     hint = f": did you mean '{near[0]}'?" if near else ""
     return FedscError(f"unknown {kind} '{given}'{hint} (allowed: {', '.join(names)})")
+
+
+def in_words(error: BaseException) -> str:
+    """Somebody else's error on one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())

@@ -13,6 +13,7 @@ needs a classifier for the test classes is left out.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +26,7 @@ from .data.episodes import Episodes, episode_accuracies
 from .models.outputs import Outputs
 from .prototypes import unit
 
-EVALUATION_BATCH = 500
+EVALUATION_BATCH = {"cpu": 500, "cuda": 2500}  # by device: a GPU wants more at a time
 CALIBRATION_BINS = 15
 
 
@@ -34,7 +35,10 @@ def run_model(forward: Callable[[Tensor], Outputs], model: nn.Module, images: Te
     """Features (N, d) and logits (N, C) of all images, in evaluation mode; stages are dropped."""
     was_training = model.training
     model.eval()
-    outputs = [forward(part)._replace(stages=()) for part in images.split(EVALUATION_BATCH)]
+    outputs = [
+        forward(part)._replace(stages=())
+        for part in images.split(EVALUATION_BATCH[images.device.type])
+    ]
     model.train(was_training)
     return Outputs(
         features=torch.cat([output.features for output in outputs]),
@@ -92,6 +96,8 @@ def nearest_prototype(features: Tensor, prototypes: Tensor, exists: Tensor) -> T
 def calibration_error(logits: Tensor, labels: Tensor) -> float:
     """Expected calibration error: mean gap between confidence and accuracy over the bins."""
     confidence, guess = F.softmax(logits.double(), 1).max(1)
+    if not bool(confidence.isfinite().all()):  # the model has diverged
+        return math.nan
     right = (guess == labels).double()
     bins = (confidence * CALIBRATION_BINS).long().clamp_max(CALIBRATION_BINS - 1)
     gap = torch.zeros(CALIBRATION_BINS, dtype=torch.float64, device=logits.device)

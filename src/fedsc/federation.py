@@ -19,7 +19,16 @@ from .data.episodes import draw_episodes
 from .data.partition import Indices, class_count_table, partition
 from .data.plan import cohort, cohort_size
 from .data.subset import first_of_each_class, long_tail
-from .engines.local import ClientData, OnImages, Training, copy_state, load_state
+from .engines.graphs import GraphEngine, default_slots
+from .engines.local import (
+    ClientData,
+    OnImages,
+    Precision,
+    Training,
+    channels_last,
+    copy_state,
+    load_state,
+)
 from .engines.sequential import SequentialEngine
 from .errors import FedscError
 from .evaluation import evaluate, evaluate_few_shot, run_model
@@ -59,6 +68,15 @@ class Federation:
     ) -> None:
         self.device = device = data.train_images.device
         self.spec, self.data, self.method, self.on_images = spec, data, method, on_images
+        on_gpu = device.type == "cuda"
+        self.engine_name = spec.engine
+        if spec.engine == "auto":
+            self.engine_name = "graphs" if on_gpu else "sequential"
+        self.precision: Precision = "fp32"
+        if spec.precision == "bf16" or (
+            spec.precision == "auto" and on_gpu and self.engine_name == "graphs"
+        ):
+            self.precision = "bf16"
         self.parts = split_training_data(spec, data)
         labels = data.train_labels.cpu().numpy()
         counts = class_count_table(labels, self.parts, data.num_classes)
@@ -71,7 +89,7 @@ class Federation:
         feature_dim = check_model(model, data.image_shape, data.num_classes)
         size = cohort_size(spec.num_clients, spec.participation)
         task = Task(spec.num_clients, size, data.num_classes, feature_dim, spec.rounds, spec.seed)
-        self.model = method.adapt_model(model, task).to(device)
+        self.model = channels_last(method.adapt_model(model, task).to(device))
         # The method may have changed the network: ask it again what it gives.
         feature_dim = check_model(self.model, data.image_shape, data.num_classes)
         names = tuple(name for name, p in self.model.named_parameters() if p.requires_grad)
@@ -87,9 +105,17 @@ class Federation:
             weight_decay=spec.weight_decay,
             clip_norm=spec.clip_norm,
             augment=augment == "crop-flip",
-            precision=spec.precision,
+            precision=self.precision,
         )
-        self.engine = SequentialEngine(method, self.model, self.task, data, training)
+        self.engine: SequentialEngine | GraphEngine
+        if self.engine_name == "graphs":
+            slots = spec.slots or default_slots(size)
+            largest = max(client.num_samples for client in self.clients)
+            self.engine = GraphEngine(
+                method, self.model, self.task, data, training, largest, slots, spec.compile
+            )
+        else:
+            self.engine = SequentialEngine(method, self.model, self.task, data, training)
         self.episodes = (
             draw_episodes(data.test_labels, spec.episodes, spec.ways, spec.shots, spec.queries)
             if data.few_shot
@@ -154,16 +180,19 @@ class Federation:
     def fit(self, round: int, chosen: list[int]) -> list[Upload]:
         """Local training of the chosen clients."""
         message = self.method.broadcast(self.server)
+        clients = [self.clients[k] for k in chosen]
         uploads = []
-        for k in chosen:
-            memory = self.memories[k] if k in self.memories else self.method.init_client(self.task)
-            upload, memory = self.engine.fit(
-                round, self.clients[k], self.server["model"], message, memory, self.on_images
-            )
+        for upload, memory in self.engine.fit(
+            round, clients, self.server["model"], message, self.memory_of, self.on_images
+        ):
             if memory:
-                self.memories[k] = memory
+                self.memories[upload.client] = memory
             uploads.append(upload)
         return uploads
+
+    def memory_of(self, client: int) -> State:
+        known = client in self.memories
+        return self.memories[client] if known else self.method.init_client(self.task)
 
     def evaluate(self) -> Record:
         """Measure the global model on the test set."""

@@ -106,6 +106,7 @@ class Method:
 
     name: ClassVar[str]  # how the command line calls it
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # named sets of hyperparameters
+    uses_stages: ClassVar[bool] = False  # whether its loss reads the outputs of the stages
     dataset_defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # where they depend on it
 
     aggregation: Literal["samples", "uniform"] = option(

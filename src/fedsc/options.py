@@ -6,6 +6,7 @@ The command line, the configuration file and `fedsc methods` are all derived fro
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 import typing
 from typing import Any, Literal, Union
@@ -76,13 +77,14 @@ def check(settings: Any) -> None:
 def _check_range(name: str, value: float, limits: typing.Mapping[str, Any]) -> None:
     above, at_least, at_most = (limits.get(k) for k in ("above", "at_least", "at_most"))
     wrong = (
-        value != value  # NaN compares false with every limit
+        not math.isfinite(value)
         or (above is not None and not value > above)
         or (at_least is not None and not value >= at_least)
         or (at_most is not None and not value <= at_most)
     )
     if wrong:
-        words = [
+        words = ["finite"] if not math.isfinite(value) else []
+        words += [
             f"{word} {limit:g}"
             for word, limit in (("above", above), ("at least", at_least), ("at most", at_most))
             if limit is not None

@@ -66,8 +66,13 @@ class RunSpec:
     queries: int = option(15, "query images per class", at_least=1)
 
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
-    precision: Literal["fp32", "bf16"] = option(
-        "fp32", "of the forward pass; losses are always fp32"
+    engine: Literal["auto", "sequential", "graphs"] = option(
+        "auto", "one client after another, or many at once in CUDA graphs; auto: by device"
+    )
+    slots: int | None = option(None, "clients at once in the graph engine (default: 5)", at_least=1)
+    compile: bool = option(True, "compile the model before the graph engine captures it")
+    precision: Literal["auto", "fp32", "bf16"] = option(
+        "auto", "of the forward pass, losses are always fp32; auto: bf16 in CUDA graphs, else fp32"
     )
     client_memory: float = option(
         4.0, "GiB of clients' states kept in memory; the rest lies on disk", above=0
@@ -84,8 +89,16 @@ class RunSpec:
         return NID2_CLIENTS if self.partition.split(":")[0] == "nid2" else 10
 
 
-# Where a run was computed does not change which run it is.
-NOT_PART_OF_THE_HASH = ("device", "threads", "client_memory")
+# Where a run was computed, or how its method was spelt, does not change which run it is.
+NOT_PART_OF_THE_HASH = (
+    "device",
+    "threads",
+    "client_memory",
+    "engine",
+    "slots",
+    "compile",
+    "label",
+)
 
 
 def spec_hash(resolved: dict[str, Any]) -> str:
@@ -107,4 +120,9 @@ def read_config(path: Path) -> dict[str, Any]:
     for name in found:
         if name not in allowed:
             raise unknown(f"option in {path}", name, allowed)
+    for name, kind in (("methods", str), ("seeds", int)):
+        values = found.get(name, [])
+        if not isinstance(values, list) or any(type(value) is not kind for value in values):
+            example = {"methods": '["fedavg", "fedsc"]', "seeds": "[0, 1]"}[name]
+            raise FedscError(f"{name} = {values!r} in {path} is not a list such as {example}")
     return found

@@ -59,7 +59,7 @@ def test_ratios_out_of_range(rho: float) -> None:
 
 
 def test_a_ratio_that_empties_a_class() -> None:
-    with pytest.raises(FedscError, match=r"rho = 100 .*at most 7"):
+    with pytest.raises(FedscError, match=r"rho = 100 .*largest class has 7; take a smaller rho"):
         long_tail(np.repeat(np.arange(4), 7), 100, seed=0)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedsc import prototypes as eq
-from fedsc.method import Batch, Client, State, Task, Upload
+from fedsc.method import Batch, Client, Task, Upload
 from fedsc.methods.fedcda import FedCDA, choose, inner_products
 from fedsc.methods.fednh import PrototypeHead, move_prototypes
 from fedsc.methods.fedntd import FedNTD, not_true_divergence
@@ -18,6 +18,7 @@ from fedsc.methods.fedprox import FedProx
 from fedsc.methods.fedrcl import contrast_code, contrast_paper
 from fedsc.methods.moon import Moon, model_contrast
 from fedsc.models.outputs import Outputs
+from fedsc.state import State
 from tests.golden import GOLDEN, assert_equals, tensor
 
 BASELINES: dict[str, Any] = GOLDEN["baselines"]

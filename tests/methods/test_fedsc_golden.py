@@ -10,9 +10,10 @@ from torch import Tensor
 
 from fedsc import prototypes as eq
 from fedsc.losses import cpdr, prototype_distances, rpcl
-from fedsc.method import Batch, Client, State, Task, Upload
+from fedsc.method import Batch, Client, Task, Upload
 from fedsc.methods import FedSC
 from fedsc.models.outputs import Outputs
+from fedsc.state import State
 from tests.golden import FEDSC, assert_equals, tensor
 
 A_AND_B = ["A_all_present", "B_missing_class"]

@@ -507,6 +507,8 @@ def test_client_weights_are_shares(pool: Pool) -> None:
     assert (e > 0).all()
     assert float(e.sum()) == pytest.approx(1)
     close(e, weights_by_loops(pool.counts))
+    d = [np.linalg.norm(row / row.sum() - 1 / len(row)) / math.sqrt(2) for row in pool.counts]
+    close(eq.class_imbalance(torch.from_numpy(pool.counts)), d)
 
 
 @repeatable

@@ -7,7 +7,7 @@ the command line:
     nid1:0.2            Dirichlet over clients for each class, with concentration alpha = 0.2
     nid1:0.2:plain      the same without keeping clients below N / K
     nid1:0.2:equal      the same, then cut again into equal parts (the released code of FedSC)
-    nid1:0.2:client     Dirichlet over classes for each client, equal sizes
+    nid1:0.2:client     Dirichlet over classes for each client, equal sizes of floor(N / K)
     nid2                5 clients with a fifth of the classes each, and 1 with all of them
     nid2:half           each class halved between its two clients
     nid2:extra          the sixth client gets N / 6 at random, the five share the rest
@@ -62,7 +62,9 @@ def partition(text: str, labels: Indices, num_clients: int, seed: int) -> list[I
             raise FedscError(f"nid2 is made for {NID2_CLIENTS} clients, not {num_clients}")
         parts = split_nid2(labels, form, rng)
     else:
-        per_client = int(_number(words[0], text, "shards"))
+        if not words[0].removeprefix("-").isdigit():
+            raise FedscError(f"shards = '{words[0]}' in '{text}' is not a whole number")
+        per_client = int(words[0])
         parts = split_shards(labels, num_clients, per_client, rng)
     empty = [k for k, part in enumerate(parts) if len(part) == 0]
     if empty:
@@ -113,7 +115,9 @@ def _draw_per_class(
             shares = shares * open_to
             # A tiny alpha can put everything, to the last digit, on clients that are full.
             shares = shares / shares.sum() if shares.sum() > 0 else open_to / open_to.sum()
-        cuts = np.floor(np.cumsum(shares)[:-1] * len(members)).astype(np.int64)
+        # Ends at exactly 1: rounding must not hand the last client, perhaps full, one more.
+        cumulative = np.cumsum(shares) / np.cumsum(shares)[-1]
+        cuts = np.floor(cumulative[:-1] * len(members)).astype(np.int64)
         for k, piece in enumerate(np.split(members, cuts)):
             parts[k].append(piece)
             sizes[k] += len(piece)

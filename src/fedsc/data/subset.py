@@ -43,7 +43,7 @@ def long_tail(labels: Indices, rho: float, seed: int) -> Indices:
     if min(wanted) == 0:
         raise FedscError(
             f"long tail rho = {rho:g} leaves a class without images: "
-            f"the largest class has {counts.max()} (allowed: at most {counts.max()})"
+            f"the largest class has {counts.max()}; take a smaller rho"
         )
     rng = generator("long_tail", seed)
     kept = [rng.permutation(np.flatnonzero(labels == j))[:n] for j, n in enumerate(wanted)]

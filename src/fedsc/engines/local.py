@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from ..data.dataset import Dataset
-from ..data.plan import ClientPlan
+from ..data.randomness import generator
 from ..data.transform import crop_and_flip, normalise
 from ..models.outputs import Outputs
 from ..state import State
 
 Precision = Literal["fp32", "bf16"]
+MemoryOf = Callable[[int], State]  # a client's memory, perhaps read from disk
 OnImages = Callable[[int], None]  # told, batch after batch, how many images were trained on
 
 
@@ -50,22 +51,20 @@ class ClientData:
 class Images:
     """The training images on their device, and how a network sees them."""
 
-    def __init__(self, data: Dataset, training: Training) -> None:
+    def __init__(self, data: Dataset, training: Training, uses_stages: bool) -> None:
         self.images, self.labels = data.train_images, data.train_labels
         device = self.images.device
         self.mean = torch.tensor(data.mean, device=device).view(-1, 1, 1)
         self.std = torch.tensor(data.std, device=device).view(-1, 1, 1)
         self.augment = training.augment
         self.precision = training.precision
+        self.uses_stages = uses_stages
 
-    def train_batch(
-        self, client: ClientData, plan: ClientPlan, epoch: int, step: int
-    ) -> tuple[Tensor, Tensor]:
-        """Augmented, normalised images and labels of one step of the plan."""
-        picked = client.indices[plan.order[epoch, step]]
+    def train_batch(self, picked: Tensor, shift: Tensor, flip: Tensor) -> tuple[Tensor, Tensor]:
+        """Augmented, normalised images and labels of one step; `picked` (B,) are their indices."""
         images = self.images[picked]
         if self.augment:
-            images = crop_and_flip(images, plan.shift[epoch, step], plan.flip[epoch, step])
+            images = crop_and_flip(images, shift, flip)
         return self.normalised(images), self.labels[picked]
 
     def clean_batches(self, client: ClientData, size: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -74,13 +73,31 @@ class Images:
             yield self.normalised(self.images[picked]), self.labels[picked]
 
     def normalised(self, images: Tensor) -> Tensor:
-        return normalise(images, self.mean, self.std)
+        """In the memory layout in which convolutions are fastest."""
+        normal = normalise(images, self.mean, self.std)
+        return normal.contiguous(memory_format=torch.channels_last)
 
     def forward(self, model: nn.Module, images: Tensor) -> Outputs:
         """A forward pass in the run's precision; losses always see float32."""
         with torch.autocast(images.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
             outputs: Outputs = model(images)
-        return outputs._replace(features=outputs.features.float(), logits=outputs.logits.float())
+        return Outputs(
+            outputs.features.float(),
+            outputs.logits.float(),
+            # Keeping them costs memory and, where the model is compiled, a copy of each.
+            outputs.stages if self.uses_stages else (),
+        )
+
+
+def channels_last(model: nn.Module) -> nn.Module:
+    """The model with its convolutions' weights in the layout of `Images.normalised`."""
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model
+
+
+def seed_layers(seed: int, round: int, client: int) -> None:
+    """For models with random layers of their own, such as dropout: nothing else draws from it."""
+    torch.manual_seed(int(generator("layers", seed, round, client).integers(2**63)))
 
 
 @torch.no_grad()

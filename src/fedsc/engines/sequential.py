@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 
 from ..data.dataset import Dataset
 from ..data.plan import ClientPlan, client_plan
-from ..data.randomness import generator
 from ..method import CLEAN_PASSES, Batch, Client, LocalResult, Method, Moment, Task, Upload
 from ..state import State, to_device
-from .local import ClientData, Images, OnImages, Training, copy_state, load_state
+from .local import (
+    ClientData,
+    Images,
+    MemoryOf,
+    OnImages,
+    Training,
+    channels_last,
+    copy_state,
+    load_state,
+    seed_layers,
+)
 
 
 class SequentialEngine:
@@ -22,12 +32,29 @@ class SequentialEngine:
         self, method: Method, model: nn.Module, task: Task, data: Dataset, training: Training
     ) -> None:
         self.method, self.task, self.training = method, task, training
-        self.images = Images(data, training)
+        self.images = Images(data, training, method.uses_stages)
         self.device = data.train_images.device
-        self.model = copy.deepcopy(model).to(self.device)
+        self.model = channels_last(copy.deepcopy(model))
         self.teachers: dict[str, nn.Module] = {}
 
     def fit(
+        self,
+        round: int,
+        clients: list[ClientData],
+        global_model: State,
+        received: State,
+        memory_of: MemoryOf,
+        on_images: OnImages,
+    ) -> Iterator[tuple[Upload, State]]:
+        """Train the clients; yields each one's upload and its memory for the next time.
+
+        Round 0 is a survey: observations of the received model, no training.
+        """
+        for client in clients:
+            memory = memory_of(client.id)
+            yield self.fit_one(round, client, global_model, received, memory, on_images)
+
+    def fit_one(
         self,
         round: int,
         client_data: ClientData,
@@ -36,13 +63,7 @@ class SequentialEngine:
         memory: State,
         on_images: OnImages,
     ) -> tuple[Upload, State]:
-        """One client's round: its upload, and its memory for the next time.
-
-        Round 0 is a survey: observations of the received model, no training.
-        """
-        # Only a model with random layers of its own, such as dropout, draws from this.
-        seed = generator("layers", self.training.seed, round, client_data.id)
-        torch.manual_seed(int(seed.integers(2**63)))
+        seed_layers(self.training.seed, round, client_data.id)
         client = Client(
             torch.tensor(client_data.id, device=self.device),
             client_data.class_counts,
@@ -141,7 +162,11 @@ class _Visit:
         optimiser: torch.optim.SGD,
         last_epoch: bool,
     ) -> dict[str, Tensor]:
-        images, labels = self.images.train_batch(self.client_data, plan, epoch, step)
+        images, labels = self.images.train_batch(
+            self.client_data.indices[plan.order[epoch, step]],
+            plan.shift[epoch, step],
+            plan.flip[epoch, step],
+        )
         batch = self.batch(images, labels, plan.weight[step])
         self.observe("step", batch)
         terms = self.method.loss(batch)

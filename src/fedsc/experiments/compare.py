@@ -91,8 +91,8 @@ def nothing_left_if_nothing_ran(out: Path) -> Iterator[None]:
         yield
     except FedscError:
         if not any(out.glob("*/spec.json")):
-            (out / "job.json").unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # not empty, or never made
+            with contextlib.suppress(OSError):  # never made, or not empty
+                (out / "job.json").unlink(missing_ok=True)
                 out.rmdir()
         raise
 

@@ -64,19 +64,21 @@ class RunFolder:
                 with path.open("ab") as file:
                     write_through(file, line.encode())
             except OSError:
-                os.truncate(path, size)
+                if path.exists():
+                    os.truncate(path, size)
                 raise
 
     def save_checkpoint(self, federation: Federation) -> None:
         """All that the next round needs. The clients' files first, then the file that names them:
         a run killed in between finds its last checkpoint whole."""
         facts = {
-            "format": str(FORMAT),
-            "round": str(federation.round),
-            "memories": json.dumps(federation.memories.save()),
-            "records": json.dumps(federation.records.save()),
+            "format": FORMAT,
+            "round": federation.round,
+            "memories": federation.memories.save(),
+            "records": federation.records.save(),
         }
-        content = save(flatten(federation.server), metadata=facts)
+        # One key: safetensors writes several in random order, and equal runs give equal files.
+        content = save(flatten(federation.server), metadata={"fedsc": json.dumps(facts)})
         write_atomically(self.path / "state.safetensors", content)
         federation.memories.discard_unused()
         federation.records.discard_unused()
@@ -89,11 +91,11 @@ class RunFolder:
             return []
         try:
             with safe_open(path, "pt") as file:
-                facts = file.metadata()
+                facts = json.loads(file.metadata()["fedsc"])
                 flat = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             federation.round = int(facts["round"])
-            federation.memories.restore(json.loads(facts["memories"]))
-            federation.records.restore(json.loads(facts["records"]))
+            federation.memories.restore(facts["memories"])
+            federation.records.restore(facts["records"])
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
             raise FedscError(f"{path} is damaged and cannot be resumed from: {error}") from None
         federation.server = to_device(unflatten(flat), federation.device)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from importlib.metadata import entry_points
 from typing import Any
 
 from ..errors import FedscError, unknown
 from ..method import Method
 from ..options import parse
+from ..plugins import is_path, object_from_path
 from .fedavg import FedAvg
 from .fedcda import FedCDA
 from .fednh import FedNH
@@ -38,6 +40,22 @@ METHODS: dict[str, type[Method]] = {
 }
 
 
+def method_class(name: str) -> type[Method]:
+    """A method of ours, of an installed package (entry point `fedsc.methods`), or of a file."""
+    if name in METHODS:
+        return METHODS[name]
+    if is_path(name):
+        cls = object_from_path("method", name)
+    else:
+        installed = {point.name: point for point in entry_points(group="fedsc.methods")}
+        if name not in installed:
+            raise unknown("method", name, [*METHODS, *installed, "path/to/file.py:Name"])
+        cls = installed[name].load()
+    if not (isinstance(cls, type) and issubclass(cls, Method) and dataclasses.is_dataclass(cls)):
+        raise FedscError(f"method '{name}' is not a dataclass that inherits from fedsc.Method")
+    return cls
+
+
 def method_from_text(text: str, dataset: str = "") -> Method:
     """A method as written on the command line: `fedsc`, `fedsc,tau=0.1`, `fedsc,literal,tau=0.1`.
 
@@ -45,9 +63,7 @@ def method_from_text(text: str, dataset: str = "") -> Method:
     value for a data set, that is the default on it.
     """
     name, *words = [word.strip() for word in text.split(",")]
-    if name not in METHODS:
-        raise unknown("method", name, METHODS)
-    cls = METHODS[name]
+    cls = method_class(name)
     settings: dict[str, Any] = dict(cls.dataset_defaults.get(dataset, {}))
     for word in words:
         key, equals, value = word.partition("=")

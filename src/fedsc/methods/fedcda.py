@@ -203,7 +203,7 @@ def inner_products(
     gram: Tensor | float = 0.0
     with_others: Tensor | float = 0.0
     squared = 0.0
-    for name in trainable:
+    for name in sorted(trainable):  # a state read from disk comes in another order
         columns = [model[name].flatten() for model in models]
         other = others[name].flatten()
         for start in range(0, len(other), PIECE):

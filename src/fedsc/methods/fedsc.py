@@ -180,7 +180,9 @@ class FedSC(Method):
         if self.client_weight == "uniform":
             e[member] = 1 / member.sum()
         elif member.any():
-            known = pool["known_counts"].cpu().double() if self.weight_sums == "all" else None
+            heard_of = pool["known_counts"].cpu().double()
+            heard_of = heard_of[heard_of.sum(1) > 0]
+            known = heard_of if self.weight_sums == "all" else None
             e[member] = eq.client_weights(counts[member], known)
         o = eq.consistent_prototypes(r, exists, e, self.renormalise)
 

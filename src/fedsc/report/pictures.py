@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ matplotlib.use("Agg")  # draw to files; there may be no screen
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from ..files import explain_write_errors
+from ..errors import FedscError
+from ..files import write_atomically
 from .runs import RunData, by_label
 
 # Okabe and Ito: distinct for colour-blind readers, and in print.
@@ -68,9 +71,7 @@ def draw_curves(runs: list[RunData], path: Path) -> None:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_ylabel("test accuracy of the global model, %")
         axes.legend(loc="lower right", title="after the last round", alignment="left")
-        with explain_write_errors(path):
-            figure.savefig(path, dpi=150)
-        plt.close(figure)
+        save_figure(figure, path)
 
 
 def draw_partition(
@@ -97,9 +98,19 @@ def draw_partition(
         axes.set_ylabel("class")
         axes.set_xlim(-0.6, num_clients - 0.4)
         axes.set_ylim(num_classes - 0.4, -0.6)
-        with explain_write_errors(path):
-            figure.savefig(path, dpi=150)
-        plt.close(figure)
+        save_figure(figure, path)
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Drawn in memory first: a full disk must not leave half a picture."""
+    kinds = figure.canvas.get_supported_filetypes()
+    kind = path.suffix.removeprefix(".").lower()
+    if kind not in kinds:
+        raise FedscError(f"cannot draw {path}: '{path.suffix}' is not one of {', '.join(kinds)}")
+    picture = io.BytesIO()
+    figure.savefig(picture, format=kind, dpi=150)
+    plt.close(figure)
+    write_atomically(path, picture.getvalue())
 
 
 def _endless(colours: tuple[str, ...]) -> list[str]:

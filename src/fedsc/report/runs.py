@@ -23,8 +23,8 @@ class RunData:
 
     @property
     def label(self) -> str:
-        """The method as the user wrote it: the folder's name without the seed."""
-        return self.path.name.rpartition("-seed")[0] or self.path.name
+        """The method as the user wrote it."""
+        return str(self.spec["label"])
 
     @property
     def summary(self) -> dict[str, float]:

@@ -1,0 +1,396 @@
+"""The fast engine: several clients at once on one GPU, each step a captured CUDA graph.
+
+A step of a small network is over before the CPU has launched its kernels one by one. So a slot
+(room for one client in flight) captures the whole step once: picking the batch, crop and flip,
+forward and backward passes, teachers, loss, observations, optimiser. Training is then nothing but
+replays, and slots on streams of their own fill the card together. Clients go through the slots
+largest first, so any number of them runs in the memory of the slots.
+
+Everything a step reads lies in tensors that stay where they are (`Slot.static`), and `load` fills
+them for the next client; a counter on the device says which row of the plan comes next. On a CPU
+the same slots run uncaptured, which is how their scheduling is tested everywhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..data.dataset import Dataset
+from ..data.plan import client_plan, steps_per_epoch
+from ..method import Batch, Client, LocalResult, Method, Moment, Task, Upload
+from ..models.outputs import Outputs
+from ..state import State, to_device
+from .local import (
+    ClientData,
+    Images,
+    MemoryOf,
+    OnImages,
+    Training,
+    channels_last,
+    copy_state,
+    load_state,
+    seed_layers,
+)
+
+MOST_SLOTS = 5
+CLEAN_BATCH = 512  # no gradients: larger batches than in training fit
+
+
+class GraphEngine:
+    """Trains the clients of a round in a fixed number of slots."""
+
+    def __init__(
+        self,
+        method: Method,
+        model: nn.Module,
+        task: Task,
+        data: Dataset,
+        training: Training,
+        largest_client: int,
+        num_slots: int,
+        compile: bool,
+    ) -> None:
+        self.method, self.model, self.task, self.training = method, model, task, training
+        self.images = Images(data, training, method.uses_stages)
+        self.device = data.train_images.device
+        self.largest_client = largest_client
+        self.num_slots = num_slots
+        self.slots: dict[int, list[Slot]] = {}  # by batch size
+        self.message: State = {}  # the server's, the same for all clients of a round
+        # Compiled here, captured later: fewer kernels, each with more to do.
+        self.forward, self.train_batch = self.images.forward, self.images.train_batch
+        if compile and self.device.type == "cuda":
+            self.forward = torch.compile(self.forward, dynamic=False)
+            self.train_batch = torch.compile(self.train_batch, dynamic=False)
+
+    def fit(
+        self,
+        round: int,
+        clients: list[ClientData],
+        global_model: State,
+        received: State,
+        memory_of: MemoryOf,
+        on_images: OnImages,
+    ) -> Iterator[tuple[Upload, State]]:
+        """Train the clients; yields each one's upload and its memory for the next time."""
+        if self.message:
+            copy_into(self.message, received)
+        else:
+            self.message = clone(received)
+        results: dict[int, tuple[Upload, State]] = {}
+        for batch_size, members in self.by_batch_size(clients).items():
+            slots = self.slots_for(batch_size, len(members), members[0], global_model, memory_of)
+            for slot in slots:
+                slot.follow()
+            queues = share_out(members, len(slots), self.training)
+            running = [
+                slot.work(round, queue, global_model, memory_of, on_images, results)
+                for slot, queue in zip(slots, queues, strict=True)
+            ]
+            while running:  # a step of each slot in turn keeps all streams busy
+                running = [visits for visits in running if next(visits, "over") != "over"]
+            for slot in slots:
+                slot.join()
+        yield from (results[client.id] for client in clients)
+
+    def by_batch_size(self, clients: list[ClientData]) -> dict[int, list[ClientData]]:
+        groups: dict[int, list[ClientData]] = {}
+        for client in clients:
+            size = min(self.training.batch_size, client.num_samples)
+            groups.setdefault(size, []).append(client)
+        return groups
+
+    def slots_for(
+        self,
+        batch_size: int,
+        number: int,
+        example: ClientData,
+        global_model: State,
+        memory_of: MemoryOf,
+    ) -> list[Slot]:
+        """The slots for batches of this size, made when first needed."""
+        slots = self.slots.setdefault(batch_size, [])
+        while len(slots) < min(self.num_slots, number):
+            slot = Slot(self, batch_size)
+            slot.prepare(example, global_model, memory_of(example.id))
+            slots.append(slot)
+        return slots[: min(self.num_slots, number)]
+
+
+def default_slots(cohort_size: int) -> int:
+    """Clients in flight: a few fill the card, and fewer share a skewed cohort out more evenly."""
+    return min(cohort_size, MOST_SLOTS)
+
+
+def share_out(clients: list[ClientData], number: int, training: Training) -> list[list[ClientData]]:
+    """Queues of about equal length: the largest client first, always to the shortest queue."""
+    queues: list[list[ClientData]] = [[] for _ in range(number)]
+    lengths = [0] * number
+    for client in sorted(clients, key=lambda client: (-client.num_samples, client.id)):
+        shortest = lengths.index(min(lengths))
+        queues[shortest].append(client)
+        lengths[shortest] += steps_per_epoch(client.num_samples, training.batch_size)
+    return queues
+
+
+class Slot:
+    """Room for one client: a replica of the model and everything its training step reads."""
+
+    def __init__(self, engine: GraphEngine, batch_size: int) -> None:
+        self.engine, self.method, self.images = engine, engine.method, engine.images
+        self.training, self.task, self.device = engine.training, engine.task, engine.device
+        self.captures = self.device.type == "cuda"
+        self.stream = torch.cuda.Stream(self.device) if self.captures else None
+        self.model = channels_last(copy.deepcopy(engine.model))
+        self.params = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+        self.global_params = {name: p.detach().clone() for name, p in self.params.items()}
+        self.teachers: dict[str, nn.Module] = {}
+        self.optimiser = torch.optim.SGD(
+            self.params.values(),
+            lr=self.training.lr,
+            momentum=self.training.momentum,
+            weight_decay=self.training.weight_decay,
+            fused=True,
+        )
+        for param in self.params.values():  # zeros, as after a fresh start, and at a fixed address
+            self.optimiser.state[param]["momentum_buffer"] = torch.zeros_like(param)
+
+        steps = steps_per_epoch(engine.largest_client, batch_size) * self.training.epochs
+        static = {
+            "order": torch.zeros(steps, batch_size, dtype=torch.int64),
+            "weight": torch.zeros(steps, batch_size),
+            "shift": torch.zeros(steps, batch_size, 2, dtype=torch.int64),
+            "flip": torch.zeros(steps, batch_size, dtype=torch.bool),
+            "next": torch.zeros(1, dtype=torch.int64),  # the row of the plan that comes next
+            "indices": torch.zeros(engine.largest_client, dtype=torch.int64),
+            "id": torch.zeros((), dtype=torch.int64),
+            "class_counts": torch.zeros(self.task.num_classes),
+            "memory": self.method.init_client(self.task),
+        }
+        self.static = to_device(static, self.device)
+        self.client = Client(self.static["id"], self.static["class_counts"], self.static["memory"])
+        self.observed: dict[str, State] = {}
+        self.losses: State = {}  # sums over the steps of the last epoch
+        self.graphs: dict[bool, torch.cuda.CUDAGraph] = {}  # by whether it is the last epoch
+
+    # A step --------------------------------------------------------------------------------------
+
+    def step(self, last_epoch: bool) -> None:
+        """One training step, from the next row of the plan to the optimiser."""
+        static, row = self.static, self.static["next"]
+        order, weight, shift, flip = (
+            static[name].index_select(0, row)[0] for name in ("order", "weight", "shift", "flip")
+        )
+        images, labels = self.engine.train_batch(static["indices"][order], shift, flip)
+        batch = self.batch(images, labels, weight, self.engine.forward)
+        self.observe("step", batch)
+        terms = self.method.loss(batch)
+        for param in self.params.values():
+            param.grad = None  # backward then writes the gradient instead of adding to it
+        torch.stack(list(terms.values())).sum().backward()
+        if self.training.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.params.values(), self.training.clip_norm)
+        self.optimiser.step()
+        if last_epoch:
+            self.observe("last_epoch", batch)
+            with torch.no_grad():
+                for name, term in terms.items():
+                    self.losses.setdefault(name, torch.zeros_like(term)).add_(term)
+        row.add_(1)
+
+    def batch(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        weight: Tensor,
+        forward: Callable[[nn.Module, Tensor], Outputs],
+    ) -> Batch:
+        student = forward(self.model, images)
+        with torch.no_grad():
+            teachers = {name: forward(model, images) for name, model in self.teachers.items()}
+        return Batch(
+            labels,
+            weight,
+            student,
+            teachers,
+            self.params,
+            self.global_params,
+            self.engine.message,
+            self.client,
+            self.observed,
+        )
+
+    @torch.no_grad()
+    def observe(self, moment: Moment, batch: Batch) -> None:
+        if moment in self.observed:
+            totals = self.method.observe(moment, batch, self.observed[moment])
+            copy_into(self.observed[moment], totals)
+
+    # A client ------------------------------------------------------------------------------------
+
+    def prepare(self, example: ClientData, global_model: State, memory: State) -> None:
+        """Try a step, then capture it; what it does to the weights is undone by the next `load`."""
+        for moment in self.method.moments(1):
+            totals = self.method.start_observing(moment, self.task)
+            self.observed[moment] = to_device(totals, self.device)
+        self.follow()
+        with self.on_stream():
+            for last_epoch in (False, True):
+                for _ in range(3):
+                    self.load(1, example, global_model, memory)
+                    self.model.train()
+                    self.step(last_epoch)
+        if not self.captures:
+            return
+        torch.cuda.synchronize(self.device)
+        pool = torch.cuda.graph_pool_handle()
+        for last_epoch in (False, True):
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool, stream=self.stream):
+                self.step(last_epoch)
+            self.graphs[last_epoch] = graph
+
+    @torch.no_grad()
+    def load(self, round: int, client: ClientData, global_model: State, memory: State) -> int:
+        """Put a client into the slot; returns the number of its steps in an epoch."""
+        seed_layers(self.training.seed, round, client.id)
+        load_state(self.model, self.method.local_model(global_model, memory))
+        for name, param in self.global_params.items():
+            param.copy_(global_model[name])
+        for name, state in self.method.teachers(global_model, memory).items():
+            if name not in self.teachers:
+                teacher = copy.deepcopy(self.model).requires_grad_(False)
+                self.teachers[name] = teacher.eval()
+            load_state(self.teachers[name], state)
+        for state in self.optimiser.state.values():
+            state["momentum_buffer"].zero_()
+        plan = client_plan(
+            self.training.seed,
+            round,
+            client.id,
+            client.num_samples,
+            self.training.epochs,
+            self.training.batch_size,
+        )
+        epochs, steps = plan.order.shape[:2]
+        static = self.static
+        for name in ("order", "shift", "flip"):
+            rows = getattr(plan, name).flatten(0, 1)
+            static[name][: len(rows)].copy_(rows, non_blocking=True)
+        static["weight"][: epochs * steps].copy_(plan.weight.repeat(epochs, 1), non_blocking=True)
+        static["next"].zero_()
+        static["indices"][: client.num_samples].copy_(client.indices)
+        static["id"].fill_(client.id)
+        static["class_counts"].copy_(client.class_counts)
+        copy_into(static["memory"], memory)
+        for moment in self.observed:
+            self.restart(moment)
+        for total in self.losses.values():
+            total.zero_()
+        return steps
+
+    def restart(self, moment: str) -> None:
+        """The totals of a moment as before the first batch."""
+        fresh = self.method.start_observing(moment, self.task)  # type: ignore[arg-type]
+        copy_into(self.observed[moment], fresh)
+
+    def work(
+        self,
+        round: int,
+        queue: list[ClientData],
+        global_model: State,
+        memory_of: MemoryOf,
+        on_images: OnImages,
+        results: dict[int, tuple[Upload, State]],
+    ) -> Iterator[None]:
+        """Train the clients of a queue one after another, a step at a time."""
+        for client in queue:
+            memory = memory_of(client.id)
+            with self.on_stream():
+                steps = self.load(round, client, global_model, memory)
+                self.clean_pass("start", client)
+            for epoch in range(0 if round == 0 else self.training.epochs):
+                with self.on_stream():
+                    self.clean_pass("epoch", client)
+                last = epoch == self.training.epochs - 1
+                self.model.train()
+                for _ in range(steps):
+                    with self.on_stream():
+                        if self.captures:
+                            self.graphs[last].replay()
+                        else:
+                            self.step(last)
+                    on_images(self.static["order"].shape[1])
+                    yield
+            with self.on_stream():
+                self.clean_pass("end", client)
+                results[client.id] = self.finish(client, memory, steps)
+
+    @torch.no_grad()
+    def clean_pass(self, moment: Moment, client: ClientData) -> None:
+        if moment not in self.observed:
+            return
+        self.restart(moment)
+        self.model.eval()
+        for images, labels in self.images.clean_batches(client, CLEAN_BATCH):
+            once = torch.ones(len(labels), device=self.device)
+            # Not compiled: the last batch of each client has another size.
+            self.observe(moment, self.batch(images, labels, once, self.images.forward))
+
+    @torch.no_grad()
+    def finish(self, client: ClientData, memory: State, steps: int) -> tuple[Upload, State]:
+        losses = {name: total / steps for name, total in self.losses.items()}
+        own = Client(self.client.id.clone(), client.class_counts, to_device(memory, self.device))
+        result = LocalResult(
+            copy_state(self.model), losses, clone(self.observed), self.engine.message, own
+        )
+        upload = Upload(
+            client=client.id,
+            num_samples=client.num_samples,
+            model=result.model,
+            extra=self.method.upload(result),
+            losses=losses,
+            measures=self.method.measure(result),
+        )
+        return upload, self.method.remember(result)
+
+    # Streams -------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def on_stream(self) -> Iterator[None]:
+        """Work of this slot, in order after what was asked for before."""
+        if self.stream is None:
+            yield
+            return
+        with torch.cuda.stream(self.stream):
+            yield
+
+    def follow(self) -> None:
+        """This slot waits for what the main stream has been asked to do."""
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream(self.device))
+
+    def join(self) -> None:
+        """What follows on the main stream waits for this slot."""
+        if self.stream is not None:
+            torch.cuda.current_stream(self.device).wait_stream(self.stream)
+
+
+@torch.no_grad()
+def copy_into(static: State, values: State) -> None:
+    """Copy the values that a static state has room for."""
+    for name, target in static.items():
+        if isinstance(target, dict):
+            copy_into(target, values[name])
+        else:
+            target.copy_(values[name], non_blocking=True)
+
+
+def clone(state: Any) -> State:
+    return {k: clone(v) if isinstance(v, dict) else v.clone() for k, v in state.items()}

@@ -1,0 +1,479 @@
+"""The command line: what it writes and says, and how it refuses what is wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from fedsc.cli import main
+from fedsc.methods import METHODS
+from fedsc.options import options_of
+
+Fedsc = Callable[..., tuple[int, str, str]]
+
+QUICK = ["--rounds", "2", "--epochs", "1", "--train-limit", "60", "--clients", "2"]
+QUICK += ["--partition", "iid", "--device", "cpu", "--quiet"]
+
+
+@pytest.fixture
+def fedsc(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Fedsc:
+    """`main()` with these arguments, in an empty folder: exit code, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("FEDSC_DATA", str(tmp_path / "no-data"))
+
+    def call(*arguments: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fedsc", *map(str, arguments)])
+        capsys.readouterr()
+        try:
+            main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code if isinstance(stop.code, int) else int(bool(stop.code))
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return call
+
+
+def files_below(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+# What works ---------------------------------------------------------------------------------------
+
+
+def test_several_methods_and_seeds(fedsc: Fedsc, tmp_path: Path) -> None:
+    several = ["--method", "fedavg", "--method", "fedsc,tau=0.1", "--seed", "0", "--seed", "7"]
+    code, out, err = fedsc("run", *QUICK, *several, "--out", "out")
+    assert (code, err) == (0, "")
+    runs = {path.name for path in (tmp_path / "out").iterdir() if path.is_dir()}
+    assert runs == {
+        "fedavg-seed0",
+        "fedavg-seed7",
+        "fedsc_tau=0.1-seed0",
+        "fedsc_tau=0.1-seed7",
+    }
+    accuracies: dict[str, list[float]] = {}
+    for name in sorted(runs):
+        folder = tmp_path / "out" / name
+        spec = json.loads((folder / "spec.json").read_text())
+        method, _, seed = name.rpartition("-seed")
+        assert spec["seed"] == int(seed)
+        assert spec["method"]["name"] == method.split("_")[0]
+        assert len((folder / "metrics.jsonl").read_text().splitlines()) == 2
+        load_file(folder / "state.safetensors")
+        summary = json.loads((folder / "summary.json").read_text())
+        accuracies.setdefault(method.replace("_", ","), []).append(100 * summary["last"])
+    table = (tmp_path / "out" / "summary.md").read_text()
+    for method, values in accuracies.items():
+        mean = f"{sum(values) / 2:.2f} ± "
+        (row,) = [line for line in table.splitlines() if line.startswith(f"| {method} |")]
+        assert mean in row
+        assert mean in out  # the same table on the screen
+    with Image.open(tmp_path / "out" / "curves.png") as image:
+        assert image.format == "PNG"
+        assert image.width > 600
+    assert "curves.png" in out
+
+
+def test_settings_from_a_file_and_the_command_line_wins(fedsc: Fedsc, tmp_path: Path) -> None:
+    (tmp_path / "my.toml").write_text(
+        'methods = ["fedavg", "fedsc"]\nseeds = [3]\nrounds = 1\nepochs = 1\n'
+        'train_limit = 60\nclients = 2\npartition = "iid"\ndevice = "cpu"\nlr = 0.5\n'
+    )
+    code, _, err = fedsc("run", "--config", "my.toml", "--lr", "0.25", "--quiet", "--out", "a")
+    assert (code, err) == (0, "")
+    specs = [json.loads(path.read_text()) for path in (tmp_path / "a").glob("*/spec.json")]
+    assert {spec["method"]["name"] for spec in specs} == {"fedavg", "fedsc"}
+    assert {(s["seed"], s["rounds"], s["lr"], s["clients"]) for s in specs} == {(3, 1, 0.25, 2)}
+    over = ["--method", "fedavg", "--seed", "4"]
+    code, _, _ = fedsc("run", "--config", "my.toml", *over, "--quiet", "--out", "b")
+    assert code == 0
+    assert [path.name for path in (tmp_path / "b").glob("*-seed*")] == ["fedavg-seed4"]
+
+
+def test_one_method_and_seed_from_a_file(fedsc: Fedsc, tmp_path: Path) -> None:
+    (tmp_path / "my.toml").write_text('method = "fedavg"\nseed = 9\n')
+    code, _, _ = fedsc("run", *QUICK, "--config", "my.toml", "--out", "a")
+    assert code == 0
+    assert (tmp_path / "a" / "fedavg-seed9" / "summary.json").exists()
+
+
+def test_the_place_of_runs_without_out(fedsc: Fedsc, tmp_path: Path) -> None:
+    assert fedsc("run", *QUICK, "--method", "fedavg")[0] == 0
+    (summary,) = tmp_path.glob("runs/*/fedavg-seed0/summary.json")
+    assert "digits" in summary.parent.parent.name
+    assert "iid" in summary.parent.parent.name
+
+
+def test_progress_in_lines_where_there_is_no_terminal(fedsc: Fedsc) -> None:
+    loud = [word for word in QUICK if word != "--quiet"]
+    code, _, err = fedsc("run", *loud, "--method", "fedavg", "--out", "out")
+    assert code == 0
+    assert "round 1/2" in err
+    assert "round 2/2" in err
+
+
+def test_overwrite_replaces_runs_and_nothing_else(fedsc: Fedsc, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert fedsc("run", *QUICK, "--method", "fedsc", "--out", "out")[0] == 0
+    (out / "notes.txt").write_text("mine")
+    assert fedsc("run", *QUICK, "--method", "fedavg", "--out", "out", "--overwrite")[0] == 0
+    assert (out / "notes.txt").read_text() == "mine"
+    assert {path.parent.name for path in out.glob("*/spec.json")} == {"fedavg-seed0"}
+
+
+def test_help(fedsc: Fedsc) -> None:
+    code, out, _ = fedsc("--help")
+    assert code == 0
+    for command in ("run", "methods", "data"):
+        assert command in out
+    code, out, _ = fedsc("run", "--help")
+    assert code == 0
+    for flag in ("--partition", "--rounds", "--train-limit", "--participation", "--overwrite"):
+        assert flag in out
+
+
+def test_version(fedsc: Fedsc) -> None:
+    code, out, _ = fedsc("--version")
+    assert code == 0
+    assert out.strip()[0].isdigit()
+
+
+def test_methods_lists_every_option_of_every_method(fedsc: Fedsc) -> None:
+    code, out, _ = fedsc("methods")
+    assert code == 0
+    for name, cls in METHODS.items():
+        assert f"{name}:" in out
+        for opt in options_of(cls):
+            assert opt.name in out
+    assert "fedsc,literal" in out
+
+
+def test_data_list(fedsc: Fedsc) -> None:
+    code, out, _ = fedsc("data", "list")
+    assert code == 0
+    for name in ("digits", "cifar10", "cifar100", "fc100", "tinyimagenet", "fashion-mnist"):
+        assert name in out
+    (row,) = [line for line in out.splitlines() if " digits " in line]
+    assert "1,442" in row
+    assert "built in" in row
+
+
+def test_data_show(fedsc: Fedsc, tmp_path: Path) -> None:
+    shown = ["data", "show", "--partition", "nid2", "--png", "p.png", "--seed", "3"]
+    code, out, err = fedsc(*shown)
+    assert (code, err) == (0, "")
+    assert "nid2" in out
+    with Image.open(tmp_path / "p.png") as image:
+        assert image.format == "PNG"
+        assert image.width > 400
+    # By hand: six clients; of 145 images of a class, for example, a shard is 24.
+    (images,) = [line for line in out.splitlines() if "images" in line and "│" in line]
+    sizes = [int(cell) for cell in images.replace("│", " ").split() if cell.isdigit()]
+    assert len(sizes) == 6
+    assert all(size % 5 == 0 for size in sizes[:5])
+    assert sizes[5] == sum(sizes[:5]) // 5
+
+
+# What is refused ----------------------------------------------------------------------------------
+
+BAD: dict[str, tuple[list[str], list[str]]] = {
+    "data set": (["--dataset", "digts"], ["'digts'", "did you mean 'digits'"]),
+    "data that are not here": (["--dataset", "cifar10"], ["cifar10 is not in", "fedsc data get"]),
+    "method": (["--method", "fedsk"], ["'fedsk'", "did you mean 'fedsc'"]),
+    "option": (["--method", "fedsc,tua=1"], ["'tua'", "did you mean 'tau'"]),
+    "value": (["--method", "fedsc,tau=-1"], ["tau = -1", "above 0"]),
+    "infinite value": (["--method", "fedsc,tau=inf"], ["tau = inf"]),
+    "preset": (["--method", "fedsc,literall"], ["'literall'", "literal"]),
+    "a method twice": (["--method", "fedsc", "--method", "fedsc"], ["fedsc-seed0", "twice"]),
+    "alpha of zero": (["--partition", "nid1:0"], ["alpha = 0", "above 0"]),
+    "alpha below zero": (["--partition", "nid1:-1"], ["alpha = -1", "above 0"]),
+    "partition": (["--partition", "nid3"], ["'nid3'", "nid1:ALPHA"]),
+    "nid2 of 2": (["--partition", "nid2"], ["6 clients", "2"]),
+    "shards": (["--partition", "shards:nan"], ["nan"]),
+    "too many clients": (["--clients", "61"], ["61 clients", "60"]),
+    "no clients": (["--clients", "0"], ["clients = 0", "at least 1"]),
+    "rounds": (["--rounds", "-3"], ["rounds = -3", "at least 1"]),
+    "learning rate": (["--lr", "0"], ["lr = 0", "above 0"]),
+    "infinite learning rate": (["--lr", "inf"], ["lr = inf"]),
+    "participation": (["--participation", "0"], ["participation = 0", "above 0"]),
+    "precision": (["--precision", "fp16"], ["'fp16'", "bf16"]),
+    "model": (["--model", "resnet"], ["'resnet'", "resnet10"]),
+    "model file": (["--model", "none.py:Net"], ["none.py"]),
+    "model too large": (["--model", "conv4"], ["8x8", "16x16"]),
+    "seed": (["--seed", "-1"], ["seed = -1", "at least 0"]),
+    "device": (["--device", "abacus"], ["'abacus'", "cpu"]),
+    "long tail": (["--long-tail", "0.5"], ["long_tail = 0.5", "at least 1"]),
+    "few shot": (["--few-shot", "9"], ["9 of the 10"]),
+    "train limit": (["--train-limit", "999999"], ["999999", "1 to 1442"]),
+    "one image a batch": (["--batch-size", "1", "--norm", "batch"], ["batches of one image"]),
+    "no such config": (["--config", "none.toml"], ["none.toml", "No such file"]),
+    "nothing to resume": (["--resume", "nowhere"], ["nowhere"]),
+}
+
+
+def assert_refused(answer: tuple[int, str, str], words: list[str]) -> None:
+    """Exit code 2 and one line on stderr that says what is wrong."""
+    code, _, err = answer
+    assert code == 2, err
+    assert err.count("\n") == 1, err
+    assert err.startswith("fedsc: ")
+    for word in words:
+        assert word in err
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_wrong_options_are_one_line_and_leave_nothing(
+    fedsc: Fedsc, tmp_path: Path, what: str
+) -> None:
+    arguments, words = BAD[what]
+    assert_refused(fedsc("run", *QUICK, "--out", "out", *arguments), words)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there(fedsc: Fedsc, tmp_path: Path) -> None:
+    for device in ("cuda", "cuda:3"):
+        assert_refused(
+            fedsc("run", *QUICK, "--out", "out", "--device", device),
+            [f"'{device}'", "--device cpu"],
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("rounds = ", ["my.toml", "not valid TOML"]),
+        ("\x00", ["my.toml", "not valid TOML"]),
+        ("ronds = 3", ["'ronds'", "did you mean 'rounds'"]),
+        ("[run]\nrounds = 3", ["'run'"]),
+        ('rounds = "three"', ["rounds = 'three'", "whole number"]),
+        ("rounds = 2.5", ["rounds = 2.5", "whole number"]),
+        ("lr = nan", ["lr = nan"]),
+        ("seeds = 3", ["seeds"]),
+        ("seeds = [1.5]", ["1.5"]),
+        ('methods = "fedsc"', ["methods"]),
+        ("methods = 3", ["methods"]),
+        ("methods = [3]", ["3"]),
+    ],
+)
+def test_wrong_files_of_settings(fedsc: Fedsc, tmp_path: Path, text: str, words: list[str]) -> None:
+    (tmp_path / "my.toml").write_text(text)
+    quick = ["--train-limit", "60", "--epochs", "1", "--device", "cpu", "--quiet"]
+    quick += ["--clients", "2", "--partition", "iid"]
+    assert_refused(fedsc("run", *quick, "--config", "my.toml", "--out", "out"), words)
+    assert [path.name for path in tmp_path.iterdir()] == ["my.toml"]
+
+
+def test_a_folder_that_holds_another_run(fedsc: Fedsc, tmp_path: Path) -> None:
+    assert fedsc("run", *QUICK, "--method", "fedavg", "--out", "out")[0] == 0
+    before = files_below(tmp_path)
+    assert_refused(
+        fedsc("run", *QUICK, "--method", "fedsc", "--out", "out"),
+        ["out holds another run", "--overwrite"],
+    )
+    assert files_below(tmp_path) == before
+
+
+def test_a_mistake_beside_overwrite_does_not_cost_the_old_run(fedsc: Fedsc, tmp_path: Path) -> None:
+    assert fedsc("run", *QUICK, "--method", "fedavg", "--out", "out")[0] == 0
+    before = files_below(tmp_path)
+    for wrong in (["--device", "abacus"], ["--clients", "61"], ["--lr", "-1"], ["--model", "mpl"]):
+        assert fedsc("run", *QUICK, "--out", "out", "--overwrite", *wrong)[0] == 2
+        assert files_below(tmp_path) == before
+
+
+def test_a_folder_with_other_files(fedsc: Fedsc, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.txt").write_text("mine")
+    for more in ([], ["--overwrite"]):
+        assert_refused(fedsc("run", *QUICK, "--out", "out", *more), ["out is not empty"])
+        assert files_below(tmp_path) == {"out/thesis.txt": b"mine"}
+
+
+def test_out_that_is_a_file_or_lies_in_one(fedsc: Fedsc, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    assert_refused(fedsc("run", *QUICK, "--out", "file"), ["file is a file"])
+    assert_refused(fedsc("run", *QUICK, "--out", "file/out"), ["file/out"])
+    assert files_below(tmp_path) == {"file": b"mine"}
+
+
+def cifar10_folder(folder: Path, names: list[str], size: int) -> None:
+    folder.mkdir(parents=True)
+    for name in names:
+        with (folder / name).open("wb") as file:
+            file.truncate(size)  # a hole: takes no room on the disk
+
+
+BINARY = [f"data_batch_{n}.bin" for n in range(1, 6)] + ["test_batch.bin"]
+
+
+@pytest.mark.parametrize(("size", "word"), [(30_730_000 - 1, "truncated"), (30_730_000, "altered")])
+def test_cifar_files_that_are_not_the_official_ones(
+    fedsc: Fedsc, tmp_path: Path, size: int, word: str
+) -> None:
+    cifar10_folder(tmp_path / "data" / "cifar-10-batches-bin", BINARY, size)
+    answer = fedsc("run", *QUICK, "--dataset", "cifar10", "--data-dir", "data", "--out", "out")
+    assert_refused(answer, ["data_batch_1.bin", word])
+    assert not (tmp_path / "out").exists()
+
+
+class Trap:
+    """A pickle of this runs a command when it is loaded carelessly."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
+        return os.mkdir, (str(self.path),)  # type: ignore[return-value]
+
+
+def test_a_pickle_that_runs_code_is_not_run(fedsc: Fedsc, tmp_path: Path) -> None:
+    folder = tmp_path / "data" / "cifar-10-batches-py"
+    folder.mkdir(parents=True)
+    names = [f"data_batch_{n}" for n in range(1, 6)] + ["test_batch"]
+    for name in names:
+        (folder / name).write_bytes(pickle.dumps({"data": Trap(tmp_path / "sprung")}))
+    answer = fedsc("run", *QUICK, "--dataset", "cifar10", "--data-dir", "data", "--out", "out")
+    assert_refused(answer, ["data_batch_1"])
+    assert not (tmp_path / "sprung").exists()
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--partition", "nid1:x"], ["'x'"]),
+        (["--png", "no/where/p.png"], ["no/where/p.png"]),
+        (["--png", "p.xyz"], ["p.xyz"]),
+        (["--dataset", "npz:none.npz"], ["none.npz"]),
+    ],
+)
+def test_data_show_refuses(
+    fedsc: Fedsc, tmp_path: Path, arguments: list[str], words: list[str]
+) -> None:
+    assert_refused(fedsc("data", "show", *arguments), words)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_data_get_of_what_does_not_exist(fedsc: Fedsc, tmp_path: Path) -> None:
+    assert_refused(fedsc("data", "get", "cifar11"), ["'cifar11'", "cifar10"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_flags_that_do_not_exist_are_refused_too(fedsc: Fedsc, tmp_path: Path) -> None:
+    code, _, err = fedsc("run", "--ronds", "3")
+    assert code == 2
+    assert "--ronds" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+# A full disk --------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, kilobytes: int) -> Iterator[None]:
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(folder)]
+    try:
+        subprocess.run(mount, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("mounting a small disk is not permitted here")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def assert_nothing_half_written(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        assert path.suffix != ".part"
+        if path.suffix == ".json":
+            json.loads(path.read_text())
+        elif path.suffix == ".jsonl":
+            text = path.read_text()
+            assert text == "" or text.endswith("\n")
+            rounds = [json.loads(line)["round"] for line in text.splitlines()]
+            assert rounds == list(range(1, len(rounds) + 1))
+        elif path.suffix == ".safetensors":
+            load_file(path)
+        elif path.suffix == ".png":
+            with Image.open(path) as image:
+                image.load()
+
+
+@pytest.mark.parametrize(
+    "kilobytes", [4, 8, 16, 20, 24, 28, 32, 64, 96, 100, 104, 108, 132, 156, 160]
+)
+def test_a_full_disk(fedsc: Fedsc, tmp_path: Path, kilobytes: int) -> None:
+    """The run needs about 164 kB: wherever it stops, one line says so and nothing is half there."""
+    disk = tmp_path / "disk"
+    long = ["--rounds", "20", "--method", "fedavg", "--out", "disk/out"]
+    with small_disk(disk, kilobytes):
+        answer = fedsc("run", *QUICK, *long)
+        if answer[0] == 0:  # the picture may be a little smaller elsewhere
+            assert kilobytes > 150
+        else:
+            assert_refused(answer, ["cannot write", "disk/out"])
+        assert_nothing_half_written(disk)
+        if kilobytes <= 8:  # it could not even begin
+            assert files_below(disk) == {}
+        if kilobytes <= 96:
+            assert not list(disk.rglob("summary.json"))
+
+
+def test_a_disk_that_fills_up_in_the_middle_keeps_the_rounds_before(
+    fedsc: Fedsc, tmp_path: Path
+) -> None:
+    disk = tmp_path / "disk"
+    long = ["--rounds", "200", "--method", "fedavg", "--out", "disk/out"]
+    with small_disk(disk, 64):  # a line of metrics has about 500 bytes
+        assert_refused(fedsc("run", *QUICK, *long), ["cannot write", "metrics.jsonl"])
+        lines = (disk / "out" / "fedavg-seed0" / "metrics.jsonl").read_text().splitlines()
+        assert 10 < len(lines) < 200
+        assert_nothing_half_written(disk)
+
+
+def test_a_disk_that_is_large_enough(fedsc: Fedsc, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    long = ["--rounds", "20", "--method", "fedavg", "--out", "disk/out"]
+    with small_disk(disk, 400):
+        assert fedsc("run", *QUICK, *long)[0] == 0
+        assert_nothing_half_written(disk)
+
+
+# The real thing -----------------------------------------------------------------------------------
+
+
+def test_as_a_program(tmp_path: Path) -> None:
+    def program(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "fedsc", *arguments]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    done = program("run", *QUICK, "--method", "fedavg", "--out", "out")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out" / "fedavg-seed0" / "summary.json").exists()
+    again = program("run", *QUICK, "--method", "fedavg", "--out", "out")
+    assert again.returncode == 2
+    assert again.stderr.count("\n") == 1
+    assert again.stderr.startswith("fedsc: out holds another run")
