@@ -47,6 +47,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=1, help="epochs in a round")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--methods", default=",".join(METHODS))
     args = parser.parse_args()
     running = {
         name: federation(name, args.model, args.steps, args.epochs, args.device) for name in METHODS

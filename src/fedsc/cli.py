@@ -70,6 +70,8 @@ def options_from_spec(names: tuple[str, ...] | None = None) -> Any:
             default = "" if opt.default is None else f" (default: {opt.default})"
             metavar = f"[{'|'.join(opt.choices)}]" if opt.choices else None
             flag = "--" + opt.name.replace("_", "-")
+            if opt.kind is bool:
+                flag += "/--no-" + opt.name.replace("_", "-")
             extra = typer.Option(None, flag, help=opt.help + default, metavar=metavar)
             parameters.append(
                 inspect.Parameter(

@@ -69,7 +69,8 @@ class FedRCL(Method):
 
 def pooled(stage: Tensor) -> Tensor:
     """A stage's output averaged over its pixels, if it has any, in float32: (B, c)."""
-    return stage.float().flatten(2).mean(-1) if stage.ndim > 2 else stage.float()
+    pixels = tuple(range(2, stage.ndim))
+    return stage.float().mean(pixels) if pixels else stage.float()
 
 
 def contrast_code(
