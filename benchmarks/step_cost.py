@@ -50,7 +50,8 @@ def main() -> None:
     parser.add_argument("--methods", default=",".join(METHODS))
     args = parser.parse_args()
     running = {
-        name: federation(name, args.model, args.steps, args.epochs, args.device) for name in METHODS
+        name: federation(name, args.model, args.steps, args.epochs, args.device)
+        for name in args.methods.split(",")
     }
     best = dict.fromkeys(running, float("inf"))
     for repeat in range(args.repeats + 2):

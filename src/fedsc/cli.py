@@ -176,6 +176,9 @@ def methods() -> None:
         for preset, values in cls.presets.items():
             settings = ", ".join(f"{k}={v}" for k, v in values.items())
             console.print(f"  preset [bold]{name},{preset}[/bold]: {settings}")
+        for dataset, values in cls.dataset_defaults.items():
+            settings = ", ".join(f"{k}={v}" for k, v in values.items())
+            console.print(f"  default on {dataset}: {settings}")
         console.print()
 
 

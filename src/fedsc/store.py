@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import tempfile
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterator, MutableMapping
 from pathlib import Path
@@ -38,8 +40,8 @@ class ClientStore(MutableMapping[int, State]):
 
     def folder(self) -> Path:
         if self._folder is None:
-            self._temporary = tempfile.TemporaryDirectory(prefix="fedsc-")
-            self._folder = Path(self._temporary.name)
+            self._folder = Path(tempfile.mkdtemp(prefix="fedsc-"))
+            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         self._folder.mkdir(parents=True, exist_ok=True)
         return self._folder
 
