@@ -1,8 +1,9 @@
-"""The command line: `fedsc run`, `fedsc methods`, `fedsc data`."""
+"""The command line: `fedsc run`, `fedsc methods`, `fedsc data`, `fedsc bench`."""
 
 from __future__ import annotations
 
 import inspect
+import json
 import sys
 from importlib.metadata import version as package_version
 from pathlib import Path
@@ -12,7 +13,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from .errors import FedscError
+from .errors import FedscError, unknown
+from .files import write_atomically
 from .options import options_of
 from .progress import data_progress
 from .spec import RunSpec, read_config
@@ -243,3 +245,54 @@ def data_show(
 
 
 data_app.command("show")(options_from_spec(PARTITION_OPTIONS)(data_show))
+
+
+BENCH_OPTIONS = (
+    *("clients", "participation", "partition", "epochs", "batch_size", "norm"),
+    *("device", "engine", "slots", "compile", "precision", "threads"),
+)
+
+
+def bench(
+    method: list[str] | None = typer.Option(None, help="method (default: all)"),
+    model: str | None = typer.Option(None, help="model (default: resnet10 on a GPU, else cnn)"),
+    rounds: int = typer.Option(2, help="rounds to time, after a first one to warm up", min=1),
+    images: int | None = typer.Option(
+        None, help="random training images (default: 50,000 on a GPU, else 2,000)", min=100
+    ),
+    out: Path = typer.Option(Path("bench.json"), help="file for all the numbers"),
+    **given: Any,
+) -> None:
+    """Measure how fast this machine trains, beside a plain DataLoader loop."""
+    import torch
+
+    from .experiments.bench import SHAPES, Measurement
+    from .experiments.bench import bench as measure
+    from .methods import METHODS
+
+    gpu = torch.cuda.is_available() and given.get("device", "auto") != "cpu"
+    model = model or ("resnet10" if gpu else "cnn")
+    if model not in SHAPES:
+        raise unknown("model", model, SHAPES)
+    if not gpu:
+        given.setdefault("epochs", 1)
+    rows: list[Measurement] = []
+
+    def show(row: Measurement) -> None:
+        rows.append(row)
+        ratio = row.images_per_second / rows[0].images_per_second
+        text = f"{row.name:24s}{row.images_per_second:>12,.0f} images/s{ratio:>9.2f} x plain"
+        text += f"{100 * (row.share_of_ceiling or 0):>8.1f} % of ceiling"
+        if row.gpu_memory_gib is not None:
+            text += f"{row.gpu_memory_gib:>8.1f} GiB"
+        if row.start_up_seconds is not None:
+            text += f"{row.start_up_seconds:>8.1f} s start-up"
+        console.print(text, soft_wrap=True, highlight=False)
+
+    size = images or (50_000 if gpu else 2_000)
+    result = measure(model, method or list(METHODS), rounds, size, given, show)
+    write_atomically(out, (json.dumps(result, indent=2) + "\n").encode())
+    console.print(f"Ceiling {result['ceiling_tflops']:.1f} TFLOP/s; all numbers in {out}")
+
+
+app.command("bench")(options_from_spec(BENCH_OPTIONS)(bench))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ from .data.episodes import draw_episodes
 from .data.partition import Indices, class_count_table, partition
 from .data.plan import cohort, cohort_size
 from .data.subset import first_of_each_class, long_tail
-from .engines.graphs import GraphEngine, default_slots
+from .engines.graphs import CannotCaptureError, GraphEngine, default_slots
 from .engines.local import (
     ClientData,
     OnImages,
@@ -112,7 +113,15 @@ class Federation:
             slots = spec.slots or default_slots(size)
             largest = max(client.num_samples for client in self.clients)
             self.engine = GraphEngine(
-                method, self.model, self.task, data, training, largest, slots, spec.compile
+                method,
+                self.model,
+                self.task,
+                data,
+                training,
+                largest,
+                slots,
+                spec.compile,
+                self.say,
             )
         else:
             self.engine = SequentialEngine(method, self.model, self.task, data, training)
@@ -181,14 +190,23 @@ class Federation:
         """Local training of the chosen clients."""
         message = self.method.broadcast(self.server)
         clients = [self.clients[k] for k in chosen]
-        uploads = []
-        for upload, memory in self.engine.fit(
-            round, clients, self.server["model"], message, self.memory_of, self.on_images
-        ):
+        arguments = round, clients, self.server["model"], message, self.memory_of, self.on_images
+        try:
+            results = list(self.engine.fit(*arguments))
+        except CannotCaptureError as error:
+            self.say(f"cannot capture this step in a graph, going on one by one: {error}")
+            self.engine = SequentialEngine(
+                self.method, self.model, self.task, self.data, self.engine.training
+            )
+            results = list(self.engine.fit(*arguments))
+        for upload, memory in results:
             if memory:
                 self.memories[upload.client] = memory
-            uploads.append(upload)
-        return uploads
+        return [upload for upload, _ in results]
+
+    def say(self, line: str) -> None:
+        """Something the user should know, once."""
+        print(f"fedsc: {line}", file=sys.stderr, flush=True)
 
     def memory_of(self, client: int) -> State:
         known = client in self.memories

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from ..data.dataset import Dataset
 from ..data.plan import client_plan, steps_per_epoch
+from ..errors import FedscError, in_words
 from ..method import Batch, Client, LocalResult, Method, Moment, Task, Upload
 from ..models.outputs import Outputs
 from ..state import State, to_device
@@ -42,6 +43,10 @@ MOST_SLOTS = 5
 CLEAN_BATCH = 512  # no gradients: larger batches than in training fit
 
 
+class CannotCaptureError(Exception):
+    """The step does something that a graph cannot repeat, such as a branch on a tensor's value."""
+
+
 class GraphEngine:
     """Trains the clients of a round in a fixed number of slots."""
 
@@ -55,7 +60,9 @@ class GraphEngine:
         largest_client: int,
         num_slots: int,
         compile: bool,
+        say: Callable[[str], None] = print,
     ) -> None:
+        self.say = say
         self.method, self.model, self.task, self.training = method, model, task, training
         self.images = Images(data, training, method.uses_stages)
         self.device = data.train_images.device
@@ -117,8 +124,20 @@ class GraphEngine:
         """The slots for batches of this size, made when first needed."""
         slots = self.slots.setdefault(batch_size, [])
         while len(slots) < min(self.num_slots, number):
-            slot = Slot(self, batch_size)
-            slot.prepare(example, global_model, memory_of(example.id))
+            try:
+                slot = Slot(self, batch_size)
+                slot.prepare(example, global_model, memory_of(example.id))
+            except torch.cuda.OutOfMemoryError:
+                if self.num_slots == 1:
+                    raise FedscError(
+                        f"not even one client with batches of {batch_size} fits into the memory of "
+                        f"{self.device}: take a smaller batch size or model"
+                    ) from None
+                self.num_slots = max(1, self.num_slots // 2)
+                del slots[self.num_slots :]
+                torch.cuda.empty_cache()
+                self.say(f"out of GPU memory: going on with {self.num_slots} clients at once")
+                continue
             slots.append(slot)
         return slots[: min(self.num_slots, number)]
 
@@ -252,8 +271,13 @@ class Slot:
         pool = torch.cuda.graph_pool_handle()
         for last_epoch in (False, True):
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool, stream=self.stream):
-                self.step(last_epoch)
+            try:
+                with torch.cuda.graph(graph, pool=pool, stream=self.stream):
+                    self.step(last_epoch)
+            except torch.cuda.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                raise CannotCaptureError(in_words(error)[:200]) from error
             self.graphs[last_epoch] = graph
 
     @torch.no_grad()
