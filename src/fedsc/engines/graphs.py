@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,15 @@ from .local import (
 
 MOST_SLOTS = 5
 CLEAN_BATCH = 512  # no gradients: larger batches than in training fit
+
+
+class Kernels(NamedTuple):
+    """The parts of a step that can be compiled."""
+
+    train_batch: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+    forward: Callable[[nn.Module, Tensor], Outputs]
+    loss: Callable[[Batch], dict[str, Tensor]]
+    observe: Callable[[Moment, Batch, State], State]
 
 
 class CannotCaptureError(Exception):
@@ -68,13 +77,16 @@ class GraphEngine:
         self.device = data.train_images.device
         self.largest_client = largest_client
         self.num_slots = num_slots
-        self.slots: dict[int, list[Slot]] = {}  # by batch size
+        self.slots: list[Slot] = []
+        self.loose_slot: Slot | None = None
         self.message: State = {}  # the server's, the same for all clients of a round
-        # Compiled here, captured later: fewer kernels, each with more to do.
-        self.forward, self.train_batch = self.images.forward, self.images.train_batch
+        self.plain = self.compiled = Kernels(
+            self.images.train_batch, self.images.forward, method.loss, method.observe
+        )
         if compile and self.device.type == "cuda":
-            self.forward = torch.compile(self.forward, dynamic=False)
-            self.train_batch = torch.compile(self.train_batch, dynamic=False)
+            # Compiled here, captured later: fewer kernels, each with more to do.
+            parts: Any = (torch.compile(part, dynamic=False) for part in self.plain)
+            self.compiled = Kernels(*parts)
 
     def fit(
         self,
@@ -90,56 +102,50 @@ class GraphEngine:
             copy_into(self.message, received)
         else:
             self.message = clone(received)
+        # A graph is captured for full batches. Clients too small for one take a step or so per
+        # epoch: they share a slot that is not captured, and are over before the others.
+        full = [c for c in clients if c.num_samples >= self.training.batch_size]
+        small = [c for c in clients if c.num_samples < self.training.batch_size]
+        slots = self.captured_slots(full, global_model, memory_of)
+        queues = share_out(full, len(slots), self.training)
+        if small:
+            self.loose_slot = self.loose_slot or Slot(self, captures=False)
+            slots, queues = [*slots, self.loose_slot], [*queues, small]
         results: dict[int, tuple[Upload, State]] = {}
-        for batch_size, members in self.by_batch_size(clients).items():
-            slots = self.slots_for(batch_size, len(members), members[0], global_model, memory_of)
-            for slot in slots:
-                slot.follow()
-            queues = share_out(members, len(slots), self.training)
-            running = [
-                slot.work(round, queue, global_model, memory_of, on_images, results)
-                for slot, queue in zip(slots, queues, strict=True)
-            ]
-            while running:  # a step of each slot in turn keeps all streams busy
-                running = [visits for visits in running if next(visits, "over") != "over"]
-            for slot in slots:
-                slot.join()
+        for slot in slots:
+            slot.follow()
+        running = [
+            slot.work(round, queue, global_model, memory_of, on_images, results)
+            for slot, queue in zip(slots, queues, strict=True)
+        ]
+        while running:  # a step of each slot in turn keeps all streams busy
+            running = [visits for visits in running if next(visits, "over") != "over"]
+        for slot in slots:
+            slot.join()
         yield from (results[client.id] for client in clients)
 
-    def by_batch_size(self, clients: list[ClientData]) -> dict[int, list[ClientData]]:
-        groups: dict[int, list[ClientData]] = {}
-        for client in clients:
-            size = min(self.training.batch_size, client.num_samples)
-            groups.setdefault(size, []).append(client)
-        return groups
-
-    def slots_for(
-        self,
-        batch_size: int,
-        number: int,
-        example: ClientData,
-        global_model: State,
-        memory_of: MemoryOf,
+    def captured_slots(
+        self, clients: list[ClientData], global_model: State, memory_of: MemoryOf
     ) -> list[Slot]:
-        """The slots for batches of this size, made when first needed."""
-        slots = self.slots.setdefault(batch_size, [])
-        while len(slots) < min(self.num_slots, number):
+        """As many slots as the clients can use, made when first needed."""
+        wanted = min(self.num_slots, len(clients))
+        while len(self.slots) < wanted:
             try:
-                slot = Slot(self, batch_size)
-                slot.prepare(example, global_model, memory_of(example.id))
+                slot = Slot(self, captures=self.device.type == "cuda")
+                slot.prepare(clients[0], global_model, memory_of(clients[0].id))
             except torch.cuda.OutOfMemoryError:
                 if self.num_slots == 1:
                     raise FedscError(
-                        f"not even one client with batches of {batch_size} fits into the memory of "
-                        f"{self.device}: take a smaller batch size or model"
+                        f"not even one client with batches of {self.training.batch_size} fits into "
+                        f"the memory of {self.device}: take a smaller batch size or model"
                     ) from None
-                self.num_slots = max(1, self.num_slots // 2)
-                del slots[self.num_slots :]
+                self.num_slots = wanted = max(1, self.num_slots // 2)
+                del self.slots[self.num_slots :]
                 torch.cuda.empty_cache()
                 self.say(f"out of GPU memory: going on with {self.num_slots} clients at once")
                 continue
-            slots.append(slot)
-        return slots[: min(self.num_slots, number)]
+            self.slots.append(slot)
+        return self.slots[:wanted]
 
 
 def default_slots(cohort_size: int) -> int:
@@ -161,11 +167,12 @@ def share_out(clients: list[ClientData], number: int, training: Training) -> lis
 class Slot:
     """Room for one client: a replica of the model and everything its training step reads."""
 
-    def __init__(self, engine: GraphEngine, batch_size: int) -> None:
+    def __init__(self, engine: GraphEngine, captures: bool) -> None:
         self.engine, self.method, self.images = engine, engine.method, engine.images
         self.training, self.task, self.device = engine.training, engine.task, engine.device
-        self.captures = self.device.type == "cuda"
-        self.stream = torch.cuda.Stream(self.device) if self.captures else None
+        self.captures = captures
+        on_gpu = self.device.type == "cuda"
+        self.stream = torch.cuda.Stream(self.device) if on_gpu else None
         self.model = channels_last(copy.deepcopy(engine.model))
         self.params = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         self.global_params = {name: p.detach().clone() for name, p in self.params.items()}
@@ -180,12 +187,13 @@ class Slot:
         for param in self.params.values():  # zeros, as after a fresh start, and at a fixed address
             self.optimiser.state[param]["momentum_buffer"] = torch.zeros_like(param)
 
-        steps = steps_per_epoch(engine.largest_client, batch_size) * self.training.epochs
+        size = self.training.batch_size
+        steps = steps_per_epoch(engine.largest_client, size) * self.training.epochs
         static = {
-            "order": torch.zeros(steps, batch_size, dtype=torch.int64),
-            "weight": torch.zeros(steps, batch_size),
-            "shift": torch.zeros(steps, batch_size, 2, dtype=torch.int64),
-            "flip": torch.zeros(steps, batch_size, dtype=torch.bool),
+            "order": torch.zeros(steps, size, dtype=torch.int64),
+            "weight": torch.zeros(steps, size),
+            "shift": torch.zeros(steps, size, 2, dtype=torch.int64),
+            "flip": torch.zeros(steps, size, dtype=torch.bool),
             "next": torch.zeros(1, dtype=torch.int64),  # the row of the plan that comes next
             "indices": torch.zeros(engine.largest_client, dtype=torch.int64),
             "id": torch.zeros((), dtype=torch.int64),
@@ -194,7 +202,10 @@ class Slot:
         }
         self.static = to_device(static, self.device)
         self.client = Client(self.static["id"], self.static["class_counts"], self.static["memory"])
-        self.observed: dict[str, State] = {}
+        self.observed: dict[str, State] = {
+            moment: to_device(self.method.start_observing(moment, self.task), self.device)
+            for moment in self.method.moments(1)
+        }
         self.losses: State = {}  # sums over the steps of the last epoch
         self.graphs: dict[bool, torch.cuda.CUDAGraph] = {}  # by whether it is the last epoch
 
@@ -206,10 +217,11 @@ class Slot:
         order, weight, shift, flip = (
             static[name].index_select(0, row)[0] for name in ("order", "weight", "shift", "flip")
         )
-        images, labels = self.engine.train_batch(static["indices"][order], shift, flip)
-        batch = self.batch(images, labels, weight, self.engine.forward)
-        self.observe("step", batch)
-        terms = self.method.loss(batch)
+        kernels = self.engine.compiled if self.captures else self.engine.plain
+        images, labels = kernels.train_batch(static["indices"][order], shift, flip)
+        batch = self.batch(images, labels, weight, kernels.forward)
+        self.observe("step", batch, kernels)
+        terms = kernels.loss(batch)
         for param in self.params.values():
             param.grad = None  # backward then writes the gradient instead of adding to it
         torch.stack(list(terms.values())).sum().backward()
@@ -217,7 +229,7 @@ class Slot:
             nn.utils.clip_grad_norm_(self.params.values(), self.training.clip_norm)
         self.optimiser.step()
         if last_epoch:
-            self.observe("last_epoch", batch)
+            self.observe("last_epoch", batch, kernels)
             with torch.no_grad():
                 for name, term in terms.items():
                     self.losses.setdefault(name, torch.zeros_like(term)).add_(term)
@@ -246,18 +258,15 @@ class Slot:
         )
 
     @torch.no_grad()
-    def observe(self, moment: Moment, batch: Batch) -> None:
+    def observe(self, moment: Moment, batch: Batch, kernels: Kernels) -> None:
         if moment in self.observed:
-            totals = self.method.observe(moment, batch, self.observed[moment])
+            totals = kernels.observe(moment, batch, self.observed[moment])
             copy_into(self.observed[moment], totals)
 
     # A client ------------------------------------------------------------------------------------
 
     def prepare(self, example: ClientData, global_model: State, memory: State) -> None:
         """Try a step, then capture it; what it does to the weights is undone by the next `load`."""
-        for moment in self.method.moments(1):
-            totals = self.method.start_observing(moment, self.task)
-            self.observed[moment] = to_device(totals, self.device)
         self.follow()
         with self.on_stream():
             for last_epoch in (False, True):
@@ -304,10 +313,13 @@ class Slot:
         )
         epochs, steps = plan.order.shape[:2]
         static = self.static
-        for name in ("order", "shift", "flip"):
-            rows = getattr(plan, name).flatten(0, 1)
-            static[name][: len(rows)].copy_(rows, non_blocking=True)
-        static["weight"][: epochs * steps].copy_(plan.weight.repeat(epochs, 1), non_blocking=True)
+        rows = {name: getattr(plan, name).flatten(0, 1) for name in ("order", "shift", "flip")}
+        rows["weight"] = plan.weight.repeat(epochs, 1)
+        for name, values in rows.items():
+            if self.captures:
+                static[name][: len(values)].copy_(values, non_blocking=True)
+            else:
+                static[name] = values.to(self.device)  # of the client's own batch size
         static["next"].zero_()
         static["indices"][: client.num_samples].copy_(client.indices)
         static["id"].fill_(client.id)
@@ -365,7 +377,8 @@ class Slot:
         for images, labels in self.images.clean_batches(client, CLEAN_BATCH):
             once = torch.ones(len(labels), device=self.device)
             # Not compiled: the last batch of each client has another size.
-            self.observe(moment, self.batch(images, labels, once, self.images.forward))
+            plain = self.engine.plain
+            self.observe(moment, self.batch(images, labels, once, plain.forward), plain)
 
     @torch.no_grad()
     def finish(self, client: ClientData, memory: State, steps: int) -> tuple[Upload, State]:
