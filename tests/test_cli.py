@@ -187,8 +187,8 @@ def test_data_show(fedsc: Fedsc, tmp_path: Path) -> None:
         assert image.format == "PNG"
         assert image.width > 400
     # By hand: six clients; of 145 images of a class, for example, a shard is 24.
-    (images,) = [line for line in out.splitlines() if "images" in line and "│" in line]
-    sizes = [int(cell) for cell in images.replace("│", " ").split() if cell.isdigit()]
+    (images,) = [line for line in out.splitlines() if line.split()[:1] == ["images"]]
+    sizes = [int(cell) for cell in images.split()[1:]]
     assert len(sizes) == 6
     assert all(size % 5 == 0 for size in sizes[:5])
     assert sizes[5] == sum(sizes[:5]) // 5
@@ -227,7 +227,7 @@ BAD: dict[str, tuple[list[str], list[str]]] = {
     "train limit": (["--train-limit", "999999"], ["999999", "1 to 1442"]),
     "one image a batch": (["--batch-size", "1", "--norm", "batch"], ["batches of one image"]),
     "no such config": (["--config", "none.toml"], ["none.toml", "No such file"]),
-    "nothing to resume": (["--resume", "nowhere"], ["nowhere"]),
+    "resume and out": (["--resume", "nowhere"], ["--resume", "leave out --out"]),
 }
 
 
@@ -381,11 +381,63 @@ def test_data_get_of_what_does_not_exist(fedsc: Fedsc, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_flags_that_do_not_exist_are_refused_too(fedsc: Fedsc, tmp_path: Path) -> None:
-    code, _, err = fedsc("run", "--ronds", "3")
-    assert code == 2
-    assert "--ronds" in err
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "--ronds", "3"], ["--ronds"]),
+        (["run", "--rounds", "abc"], ["--rounds", "abc"]),
+        (["run", "--method"], ["--method"]),
+        (["rum"], ["rum"]),
+        (["bench", "--model", "foo"], ["'foo'", "resnet10"]),
+        (["run", "--resume", "nowhere"], ["nowhere", "job.json"]),
+    ],
+)
+def test_usage_errors_are_one_line_too(
+    fedsc: Fedsc, tmp_path: Path, arguments: list[str], words: list[str]
+) -> None:
+    assert_refused(fedsc(*arguments), words)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_folders_of_others_are_never_removed(fedsc: Fedsc, tmp_path: Path) -> None:
+    """A folder with a spec.json of its own, and one with only a file named like ours."""
+    out = tmp_path / "out"
+    (out / "project").mkdir(parents=True)
+    (out / "project" / "spec.json").write_text("{}")
+    (out / "project" / "thesis.tex").write_text("years of work")
+    assert_refused(fedsc("run", *QUICK, "--out", "out", "--overwrite"), ["holds no runs"])
+    assert (out / "project" / "thesis.tex").exists()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "summary.md").write_text("mine")
+    assert_refused(fedsc("run", *QUICK, "--out", "other", "--overwrite"), ["not empty"])
+    assert (tmp_path / "other" / "summary.md").read_text() == "mine"
+    # A run into which somebody has put a file of theirs stays, and the file with it.
+    assert fedsc("run", *QUICK, "--method", "fedavg", "--out", "runs")[0] == 0
+    (tmp_path / "runs" / "fedavg-seed0" / "notes.txt").write_text("mine")
+    code, _, _ = fedsc("run", *QUICK, "--method", "fedavg", "--out", "runs", "--overwrite")
+    assert code == 2
+    assert (tmp_path / "runs" / "fedavg-seed0" / "notes.txt").exists()
+
+
+def test_resume_takes_the_same_options_again_and_no_others(fedsc: Fedsc, tmp_path: Path) -> None:
+    asked = ["run", *QUICK, "--method", "fedavg", "--method", "fedprox"]
+    assert fedsc(*asked, "--out", "out")[0] == 0
+    (tmp_path / "out" / "fedprox-seed0" / "summary.json").unlink()
+    for again in (
+        ["run", "--resume", "out"],
+        [*asked, "--participation", "1.0", "--resume", "out"],
+    ):
+        assert fedsc(*again)[0] == 0
+        assert (tmp_path / "out" / "fedprox-seed0" / "summary.json").exists()
+    assert_refused(
+        fedsc("run", "--resume", "out", "--lr", "0.5"), ["lr was 0.01, is now 0.5", "resume"]
+    )
+    assert_refused(fedsc("run", "--resume", "out", "--method", "moon"), ["moon"])
+    (tmp_path / "out" / "fedavg-seed0" / "summary.json").unlink()
+    (tmp_path / "out" / "fedavg-seed0" / "metrics.jsonl").unlink()
+    assert_refused(fedsc("run", "--resume", "out"), ["damaged", "metrics.jsonl"])
+    (tmp_path / "out" / "job.json").write_text("{")
+    assert_refused(fedsc("run", "--resume", "out"), ["job.json"])
 
 
 # A full disk --------------------------------------------------------------------------------------

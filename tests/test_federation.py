@@ -546,3 +546,91 @@ def test_what_cannot_run_is_explained(
     for word in words:
         assert word in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+# Found in review ----------------------------------------------------------------------------------
+
+
+def test_a_run_that_diverges_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    run = fedsc.run("digits", "fedavg", rounds=2, epochs=1, train_limit=200, lr=1e20)
+    assert run.records[-1]["diverged"] is True
+    assert capsys.readouterr().err.count("has diverged in round") == 1
+
+
+def test_classes_without_test_images_do_not_count_as_wrong() -> None:
+    whole = fedsc.load_dataset("digits")
+    kept = whole.test_labels < 5
+    data = dataclasses.replace(
+        whole, test_images=whole.test_images[kept], test_labels=whole.test_labels[kept]
+    )
+    record = fedsc.run(data, "fedavg", partition="iid", rounds=4, epochs=5, lr=0.1).records[-1]
+    assert record["per_class"][5:] == [None] * 5
+    # Five classes of about equal size at every client: the mean over clients is the accuracy.
+    assert record["client_mean"] == pytest.approx(record["accuracy"], abs=0.02)
+
+
+def test_data_that_hold_out_classes_cannot_hold_out_more() -> None:
+    few = fedsc.run("digits", "fedavg", few_shot=5, rounds=1, epochs=1, train_limit=200)
+    assert few.records[0]["accuracy_ci95"] > 0
+    from fedsc.data.dataset import hold_out_classes
+
+    once = hold_out_classes(fedsc.load_dataset("digits"), 4)
+    with pytest.raises(fedsc.FedscError, match="holds out classes already"):
+        hold_out_classes(once, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("fedsc,u_grad=true,u_mode=round", "u_grad needs u_mode=batch"),
+        ("fedsc,max_age=3", "max_age needs pool=bank"),
+        ("fedsc,absent=zero_fill,global_mean=weighted", "two readings of Eq. 5"),
+        ("fedsc,angle=arccos,metric=l2", "angle=arccos needs metric=angle"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(text: str, words: str) -> None:
+    with pytest.raises(fedsc.FedscError, match=words):
+        fedsc.run("digits", text, rounds=1)
+
+
+def test_min_u_is_recorded_for_every_way_of_measuring_it() -> None:
+    for mode in ("batch", "ema", "epoch", "round"):
+        run = fedsc.run("digits", f"fedsc,u_mode={mode}", rounds=2, epochs=1, train_limit=200)
+        assert "min_u" not in run.records[0]  # there is no prototype yet
+        assert 0 < run.records[1]["min_u"] < 100
+
+
+def test_fedrcl_takes_the_features_of_a_network_without_stages() -> None:
+    class Bare(nn.Module):
+        def __init__(self, image_shape: tuple[int, int, int], num_classes: int) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU())
+            self.classifier = nn.Linear(16, num_classes)
+
+        def forward(self, images: Tensor) -> fedsc.Outputs:
+            features = self.body(images)
+            return fedsc.Outputs(features, self.classifier(features))
+
+    run = fedsc.run("digits", "fedrcl", Bare, rounds=1, epochs=1, train_limit=200)
+    assert run.records[0]["train_loss"]["contrast"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"method": fedsc.FedSC}, "give a name, or an object"),
+        ({"dataset": None}, "give a name or a fedsc.Dataset"),
+        ({"model": nn.Linear(1, 1)}, "called with"),
+        ({"model": lambda shape, classes: 1 / 0}, "ZeroDivisionError"),
+    ],
+)
+def test_wrong_objects_are_named(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(fedsc.FedscError, match=words):
+        fedsc.run(**{"dataset": "digits", "rounds": 1, **arguments})
+
+
+def test_personal_models_have_no_nearest_prototype() -> None:
+    run = fedsc.run(
+        "digits", "fedproto,evaluation=personal_mean", rounds=1, epochs=1, train_limit=200
+    )
+    assert "nearest_prototype" not in run.records[0]

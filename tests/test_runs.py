@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import re
 import statistics
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from rich.console import Console
 from safetensors.torch import load_file
 
 import fedsc
@@ -298,10 +300,13 @@ def test_picture_of_a_partition(tmp_path: Path, clients: int, classes: int) -> N
 
 def test_table_of_a_partition() -> None:
     counts = np.array([[8, 0, 1], [0, 4, 0]])
-    table = partition_table(counts, ("cat", "dog", "owl"), "title")
+    table = partition_table(counts, ("cat", "dog", "owl"), "title", 80)
     columns = [list(column.cells) for column in table.columns]
     assert columns[0] == ["cat", "dog", "owl", "images", "classes"]
-    assert columns[1] == ["██", "··", "▁▁", "9", "2"]
-    assert columns[2] == ["··", "▄▄", "··", "4", "1"]
-    big = partition_table(np.ones((30, 50), np.int64), tuple(map(str, range(50))), "title")
-    assert "10 more classes and 6 more clients" in str(big.caption)
+    assert columns[1] == ["███", "···", "▁▁▁", "9", "2"]
+    assert columns[2] == ["···", "▄▄▄", "···", "4", "1"]
+    big = partition_table(np.ones((30, 50), np.int64), tuple(map(str, range(50))), "title", 80)
+    assert "10 more classes and 19 more clients" in str(big.caption)
+    drawn = io.StringIO()
+    Console(file=drawn, width=80).print(big)
+    assert "…" not in drawn.getvalue()

@@ -124,3 +124,15 @@ def test_many_clients_run_with_their_states_on_disk(method: str) -> None:
     )
     for name, tensor in free.server["model"].items():
         assert torch.equal(run.server["model"][name], tensor)
+
+
+def test_files_do_not_pile_up_between_checkpoints(tmp_path: Path) -> None:
+    store = ClientStore("memory", 1, tmp_path)
+    for value in range(50):
+        for client in range(4):
+            store[client] = state(value)
+    assert len(list(tmp_path.iterdir())) <= 4
+    files = store.save()
+    for client in range(4):
+        store[client] = state(100 + client)
+    assert {path.name for path in tmp_path.iterdir()} >= set(files.values())

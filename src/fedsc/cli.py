@@ -9,6 +9,7 @@ from importlib.metadata import version as package_version
 from pathlib import Path
 from typing import Any
 
+import click
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -46,9 +47,15 @@ PARTITION_OPTIONS = (
 def main() -> None:
     """Entry point: what the user did wrong is one line and exit code 2."""
     try:
-        app()
-    except FedscError as error:
-        print(f"fedsc: {error}", file=sys.stderr)
+        sys.exit(app(standalone_mode=False))
+    except click.exceptions.Abort:
+        sys.exit(130)  # Ctrl-C
+    except click.exceptions.NoArgsIsHelpError as error:
+        print(error.format_message())
+        sys.exit(2)
+    except (FedscError, click.ClickException) as error:
+        text = error.format_message() if isinstance(error, click.ClickException) else str(error)
+        print(f"fedsc: {text}", file=sys.stderr)
         sys.exit(2)
 
 
@@ -123,7 +130,7 @@ def run(
         None, help="seed of everything random; give several for mean and spread (default: 0)"
     ),
     config: Path | None = typer.Option(
-        None, help="TOML file with these options; the command line wins over it"
+        None, help="TOML file with the options of a run; the command line wins over it"
     ),
     out: Path | None = typer.Option(
         None, help="folder for the results (default: runs/DATASET-PARTITION)"
@@ -140,15 +147,25 @@ def run(
     from .experiments.compare import Job, compare, read_job
 
     settings = {**(read_config(config) if config else {}), **given}
-    settings["methods"] = method or settings.pop("methods", None)
-    settings["seeds"] = seed or settings.pop("seeds", None)
-    settings = {name: value for name, value in settings.items() if value is not None}
-    if resume is not None:
-        compare(read_job(resume, settings), console, resume, False, True, data_dir, quiet)
+    methods = method or settings.pop("methods", None) or one(settings.pop("method", None))
+    seeds = seed or settings.pop("seeds", None) or one(settings.pop("seed", None))
+    for name in ("method", "methods", "seed", "seeds"):  # of the file, where the flags won
+        settings.pop(name, None)
+    if resume is None:
+        job = Job(methods or ["fedsc"], seeds or [0], settings)
+        compare(job, console, out, overwrite, False, data_dir, quiet)
         return
-    methods = settings.pop("methods", [settings.pop("method", "fedsc")])
-    seeds = settings.pop("seeds", [settings.pop("seed", 0)])
-    compare(Job(methods, seeds, settings), console, out, overwrite, False, data_dir, quiet)
+    if out is not None or overwrite:
+        raise FedscError("--resume goes on in the folder it names: leave out --out and --overwrite")
+    if methods:
+        settings["methods"] = methods
+    if seeds:
+        settings["seeds"] = seeds
+    compare(read_job(resume, settings), console, resume, False, True, data_dir, quiet)
+
+
+def one(value: Any) -> list[Any] | None:
+    return None if value is None else [value]
 
 
 app.command("run")(options_from_spec()(run))
@@ -157,9 +174,10 @@ app.command("run")(options_from_spec()(run))
 @app.command()
 def methods() -> None:
     """List the methods with their hyperparameters and defaults."""
-    from .methods import METHODS
+    from .methods import METHODS, installed_methods, method_class
 
-    for name, cls in METHODS.items():
+    for name in [*METHODS, *installed_methods()]:
+        cls = method_class(name)
         summary = (sys.modules[cls.__module__].__doc__ or "").partition("\n")[0]
         table = Table(title=f"{name}: {summary}", title_justify="left", header_style="bold")
         for column in ("option", "default", "allowed", "what it is"):
@@ -235,7 +253,7 @@ def data_show(
     title = f"{spec.dataset}, {spec.partition}, seed {spec.seed}"
     from .report.partition_table import partition_table
 
-    console.print(partition_table(counts, data.classes, title))
+    console.print(partition_table(counts, data.classes, title, console.width))
     console.print(f"partition {fingerprint(parts)[:12]}, {counts.sum():,} images")
     if png is not None:
         from .report.pictures import draw_partition

@@ -1,4 +1,4 @@
-"""What is measured, and on what: always the global model, in evaluation mode, on the test set.
+"""What is measured, and on what: the global model, in evaluation mode, on the test set.
 
     accuracy            share of test images right; the headline is its value in the last round
     per_class           the same for each class
@@ -60,12 +60,19 @@ def evaluate(
     members = torch.bincount(labels, minlength=data.num_classes).double()
     per_class = torch.zeros_like(members).index_add_(0, labels, right) / members.clamp_min(1)
 
+    # A class without test images has no accuracy, and no part in what is made of it.
+    tested = members > 0
     class_counts = class_counts.to(per_class)
-    shares = class_counts / class_counts.sum(1, keepdim=True)
+    shares = class_counts * tested
+    somewhere = shares.sum(1) > 0
+    shares = shares[somewhere] / shares[somewhere].sum(1, keepdim=True)
     by_client = shares @ per_class
     found: dict[str, Any] = {
         "accuracy": float(right.mean()),
-        "per_class": [round(value, 6) for value in per_class.tolist()],
+        "per_class": [
+            round(value, 6) if there else None
+            for value, there in zip(per_class.tolist(), tested.tolist(), strict=True)
+        ],
         "client_mean": float(by_client.mean()),
         "client_worst": float(by_client.min()),
         "ece": calibration_error(logits, labels),
@@ -74,7 +81,8 @@ def evaluate(
         for name, classes in zip(
             ("head", "middle", "tail"), thirds_by_size(class_counts.sum(0)), strict=True
         ):
-            found[name] = float(per_class[classes].mean())
+            there = classes[tested[classes]]
+            found[name] = float(per_class[there].mean()) if len(there) else None
     if prototypes is not None and bool(prototypes[1].any()):
         guess = nearest_prototype(features, *prototypes)
         found["nearest_prototype"] = float((guess == labels).double().mean())

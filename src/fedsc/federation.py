@@ -138,6 +138,7 @@ class Federation:
         self.memories = ClientStore("memory", limit, client_folder)  # the clients' own
         self.records = ClientStore("record", limit, client_folder)  # what the server keeps of them
         self.round = 0  # rounds finished
+        self.has_diverged = False
 
     def images_per_round(self) -> int:
         """Images a round trains on, for a cohort of average size."""
@@ -168,10 +169,16 @@ class Federation:
 
         model_bytes = num_bytes(self.server["model"]) if self.method.shares_weights() else 0
         images = sum(upload.num_samples for upload in uploads) * self.spec.epochs
+        losses = mean_losses(uploads)
+        diverged = not all(map(math.isfinite, losses.values()))
+        if diverged and not self.has_diverged:
+            self.has_diverged = True
+            self.say(f"{self.spec.method} has diverged in round {round}: try a smaller --lr")
         record = {
             "round": round,
             **measured,
-            "train_loss": mean_losses(uploads),
+            "train_loss": losses,
+            **({"diverged": True} if diverged else {}),
             **self.method.diagnostics(self.server, uploads),
             "cohort": chosen,
             "bytes_down": len(chosen) * (model_bytes + num_bytes(message)),
@@ -213,17 +220,18 @@ class Federation:
         return self.memories[client] if known else self.method.init_client(self.task)
 
     def evaluate(self) -> Record:
-        """Measure the global model on the test set."""
-        outputs = [
-            self._test_outputs(state)
-            for state in self.method.evaluated_models(self.server, self.memories)
-        ]
+        """Measure the global model, or where there is none the clients', on the test set."""
+        each = map(self._test_outputs, self.method.evaluated_models(self.server, self.memories))
         if self.episodes is not None:
             return mean_records(
                 evaluate_few_shot(self.method.embedding(output.features), self.episodes)
-                for output in outputs
+                for output in each
             )
-        prototypes = self.method.prototypes(self.server)
+        if self.method.shares_weights():
+            outputs, prototypes = list(each), self.method.prototypes(self.server)
+        else:  # a model per client: no features are "the" features, and all would be many
+            outputs = [output._replace(features=output.features[:0]) for output in each]
+            prototypes = None
         long_tailed = self.spec.long_tail is not None
         return mean_records(
             evaluate(
@@ -271,7 +279,14 @@ def mean_records(records: Iterable[Record]) -> Record:
     found = list(records)
     if len(found) == 1:
         return found[0]
-    return {name: np.mean([r[name] for r in found], axis=0).tolist() for name in found[0]}
+    return {name: _mean([record[name] for record in found]) for name in found[0]}
+
+
+def _mean(values: list[Any]) -> Any:
+    """Of numbers, or of lists of numbers; what is missing stays missing."""
+    if isinstance(values[0], list):
+        return [_mean(list(column)) for column in zip(*values, strict=True)]
+    return None if None in values else sum(values) / len(values)
 
 
 def _finite(value: Any) -> Any:

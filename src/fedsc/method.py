@@ -32,6 +32,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .errors import FedscError
 from .models.outputs import Outputs
 from .options import check, option
 from .state import State
@@ -115,6 +116,13 @@ class Method:
 
     def __post_init__(self) -> None:
         check(self)
+        problem = self.conflict()
+        if problem:
+            raise FedscError(f"{self.name}: {problem}")
+
+    def conflict(self) -> str | None:
+        """What is wrong with hyperparameters that are each allowed but do not go together."""
+        return None
 
     # The model -----------------------------------------------------------------------------------
 

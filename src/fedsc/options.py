@@ -68,6 +68,9 @@ def check(settings: Any) -> None:
         if opt.kind is float and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)
             object.__setattr__(settings, opt.name, value)  # frozen, and 1 must hash like 1.0
+        if opt.kind is int and hasattr(value, "__index__") and not isinstance(value, bool):
+            value = int(value)  # NumPy's whole numbers are as good as Python's
+            object.__setattr__(settings, opt.name, value)
         if type(value) is not opt.kind:
             raise FedscError(f"{opt.name} = {value!r} is not {_article(opt.kind)}")
         if isinstance(value, int | float) and not isinstance(value, bool):

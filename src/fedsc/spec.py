@@ -24,11 +24,16 @@ class RunSpec:
     )
     method: str = option("fedsc", "a method with options: fedsc, fedsc,literal or fedsc,tau=0.1")
     seed: int = option(
-        0, "fixes partition, cohorts, batches, augmentation and first weights", at_least=0
+        0,
+        "fixes partition, cohorts, batches, augmentation and first weights",
+        at_least=0,
+        at_most=2**53,
     )
 
     partition: str = option(
-        "nid1:0.2", "iid, nid1:ALPHA, nid2 or shards:N (`fedsc data show` draws it)"
+        "nid1:0.2",
+        "iid, nid1:ALPHA[:plain|equal|client], nid2[:half|extra] or shards:N; "
+        "`fedsc data show` draws it",
     )
     clients: int | None = option(None, "number of clients (default: 10, or 6 for nid2)", at_least=1)
     participation: float = option(

@@ -18,6 +18,12 @@ def flatten(state: State, prefix: str = "") -> dict[str, Tensor]:
             flat.update(flatten(value, f"{prefix}{name}/"))
         else:
             flat[prefix + name] = value.detach().cpu().contiguous()
+    # safetensors refuses one tensor under two names, which is a natural thing to write.
+    seen: set[int] = set()
+    for name, tensor in flat.items():
+        if tensor.data_ptr() in seen:
+            flat[name] = tensor.clone()
+        seen.add(tensor.data_ptr())
     return flat
 
 

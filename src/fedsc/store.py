@@ -16,12 +16,13 @@ from collections import OrderedDict
 from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from .errors import FedscError
 from .files import write_atomically
-from .state import State, flatten, num_bytes, unflatten
+from .state import State, flatten, num_bytes, to_device, unflatten
 
 
 class ClientStore(MutableMapping[int, State]):
@@ -35,6 +36,7 @@ class ClientStore(MutableMapping[int, State]):
         self._folder = folder
         self._in_memory: OrderedDict[int, State] = OrderedDict()  # least recently used first
         self._files: dict[int, str] = {}  # where the current state is, for those on disk
+        self._in_checkpoint: set[str] = set()
         self._version = 0
         self._bytes = 0
 
@@ -54,13 +56,13 @@ class ClientStore(MutableMapping[int, State]):
         return state
 
     def __setitem__(self, client: int, state: State) -> None:
-        self._files.pop(client, None)  # what is on disk is out of date
-        self._keep(client, state)
+        self._drop_file(client)  # what is on disk is out of date
+        self._keep(client, to_device(state, torch.device("cpu")))
 
     def __delitem__(self, client: int) -> None:
         if client not in self:
             raise KeyError(client)
-        self._files.pop(client, None)
+        self._drop_file(client)
         if client in self._in_memory:
             self._bytes -= num_bytes(self._in_memory.pop(client))
 
@@ -72,6 +74,12 @@ class ClientStore(MutableMapping[int, State]):
 
     def __len__(self) -> int:
         return len({*self._in_memory, *self._files})
+
+    def _drop_file(self, client: int) -> None:
+        """Forget a client's file, and remove it unless the last checkpoint names it."""
+        name = self._files.pop(client, None)
+        if name is not None and name not in self._in_checkpoint:
+            (self.folder() / name).unlink(missing_ok=True)
 
     def _keep(self, client: int, state: State) -> None:
         if client in self._in_memory:
@@ -103,6 +111,7 @@ class ClientStore(MutableMapping[int, State]):
         """Put every state on disk; returns the file of each client, to be named in a checkpoint."""
         for client, state in self._in_memory.items():
             self._write(client, state)
+        self._in_checkpoint |= set(self._files.values())
         return {str(client): name for client, name in self._files.items()}
 
     def restore(self, files: dict[str, str]) -> None:
@@ -112,12 +121,13 @@ class ClientStore(MutableMapping[int, State]):
         self._files = {int(client): os.path.basename(name) for client, name in files.items()}
         versions = [int(name.rsplit("-", 1)[1].split(".")[0]) for name in self._files.values()]
         self._version = max(versions, default=0)
+        self._in_checkpoint = set(self._files.values())
 
     def discard_unused(self) -> None:
         """Remove files of states that have changed since; call it once a checkpoint is written."""
         if self._folder is None or not self._folder.exists():
             return
-        used = set(self._files.values())
+        used = self._in_checkpoint = set(self._files.values())
         for path in self._folder.glob(f"{self.name}-*.safetensors"):
             if path.name not in used:
                 with contextlib.suppress(OSError):

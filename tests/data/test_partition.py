@@ -234,7 +234,7 @@ def test_a_wrong_setting_is_named(text: str, clients: int, words: list[str]) -> 
 def test_nid2_needs_five_classes_and_six_images_of_each() -> None:
     with pytest.raises(FedscError, match="at least 5 classes"):
         partition("nid2", some_labels(classes=4), 6, seed=0)
-    with pytest.raises(FedscError, match="client 0 got no images"):
+    with pytest.raises(FedscError, match="class 0 has 5 images, nid2 needs at least 6"):
         partition("nid2", some_labels(per_class=5), 6, seed=0)
 
 

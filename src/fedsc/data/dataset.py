@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from ..errors import FedscError
+from ..errors import FedscError, unknown
 
 Augment = Literal["none", "crop-flip"]
 
@@ -44,7 +44,16 @@ class Dataset:
                 f"{self.name}: train images are {tuple(self.train_images.shape[1:])}, "
                 f"test images {tuple(self.test_images.shape[1:])}; they must have one shape"
             )
-        if not self.mean:
+        if self.augment not in get_args(Augment):
+            raise unknown(f"value of {self.name}.augment", str(self.augment), get_args(Augment))
+        channels = self.image_shape[0]
+        if self.mean or self.std:
+            if not len(self.mean) == len(self.std) == channels or min(self.std) <= 0:
+                raise FedscError(
+                    f"{self.name}: mean {self.mean} and std {self.std} must have one value for "
+                    f"each of the {channels} channels, and std must be above 0"
+                )
+        else:
             mean, std = measure_normalisation(self.train_images)
             object.__setattr__(self, "mean", mean)
             object.__setattr__(self, "std", std)
@@ -99,6 +108,8 @@ def hold_out_classes(data: Dataset, num_test_classes: int) -> Dataset:
 
     Their train and test images are pooled, as FC100 pools CIFAR-100's.
     """
+    if data.few_shot:
+        raise FedscError(f"{data.name} holds out classes already: leave --few-shot away")
     kept = data.num_classes - num_test_classes
     if num_test_classes < 2 or kept < 2:
         raise FedscError(

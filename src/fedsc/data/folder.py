@@ -68,7 +68,11 @@ def _list_images(root: Path, classes: tuple[str, ...]) -> tuple[list[Path], npt.
         folder = root / name
         if not folder.is_dir():
             continue
-        found = sorted(p for p in folder.iterdir() if p.suffix.lower() in SUFFIXES)
+        found = sorted(
+            p
+            for p in folder.iterdir()
+            if p.suffix.lower() in SUFFIXES and not p.name.startswith(".")
+        )
         if not found:
             raise FedscError(f"{folder} holds no image (allowed: {', '.join(SUFFIXES)})")
         paths += found

@@ -62,7 +62,7 @@ def partition(text: str, labels: Indices, num_clients: int, seed: int) -> list[I
             raise FedscError(f"nid2 is made for {NID2_CLIENTS} clients, not {num_clients}")
         parts = split_nid2(labels, form, rng)
     else:
-        if not words[0].removeprefix("-").isdigit():
+        if not words[0].removeprefix("-").isdecimal():
             raise FedscError(f"shards = '{words[0]}' in '{text}' is not a whole number")
         per_client = int(words[0])
         parts = split_shards(labels, num_clients, per_client, rng)
@@ -166,6 +166,11 @@ def split_nid2(labels: Indices, form: str, rng: np.random.Generator) -> list[Ind
             biased, unbiased = np.array_split(members, 2)
         else:  # six shards, five of them biased; up to 5 samples a class are left over
             shard = len(members) // 6
+            if shard == 0:
+                raise FedscError(
+                    f"class {label} has {len(members)} images, nid2 needs at least 6 of each: "
+                    "take more data or a shorter tail"
+                )
             biased, unbiased = members[: 5 * shard], members[5 * shard : 6 * shard]
         parts[owner[label]].append(biased)
         parts[5].append(unbiased)

@@ -132,6 +132,8 @@ def load_dataset(
     `seed` draws the test set where the data have none; `progress` hears of a slow first load.
     """
     kind, colon, path = name.partition(":")
+    if colon and kind in ("folder", "npz") and not path:
+        raise FedscError(f"data set '{name}' names no path: write {kind}:PATH")
     if colon and kind == "folder":
         return read_folder(Path(path).expanduser(), seed)
     if colon and kind == "npz":

@@ -108,7 +108,7 @@ class _Visit:
         self.round, self.client_data, self.client = round, client_data, client
         self.received, self.on_images = received, on_images
         load_state(self.model, self.method.local_model(global_model, client.memory))
-        self.params = dict(self.model.named_parameters())
+        self.params = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         self.global_params = {name: global_model[name] for name in self.params}
         self.teachers = {
             name: engine.teacher(name, state)

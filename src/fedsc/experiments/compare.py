@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import itertools
 import json
 from collections.abc import Iterator
@@ -23,6 +24,9 @@ from ..spec import RunSpec
 from .folder import prepare_out
 from .runner import build, execute, load
 
+RESUME_AS_IT_WAS = "resume a run as it was asked for, or start another"
+LONGEST_NAME = 80  # of a folder; beyond that a hash stands for the rest
+
 
 @dataclasses.dataclass(frozen=True)
 class Job:
@@ -34,7 +38,9 @@ class Job:
 
     def specs(self) -> dict[str, RunSpec]:
         """The runs, by the name of their folder."""
-        specs = {}
+        if not self.methods or not self.seeds:
+            raise FedscError("nothing to run: give at least one method and one seed")
+        specs: dict[str, RunSpec] = {}
         for method, seed in itertools.product(self.methods, self.seeds):
             name = f"{folder_name(method)}-seed{seed}"
             if name in specs:
@@ -103,15 +109,24 @@ def read_job(out: Path, given: dict[str, Any]) -> Job:
         job = Job(**json.loads((out / "job.json").read_text()))
     except OSError:
         raise FedscError(f"{out} holds no run to resume: it has no job.json") from None
+        job.specs()
     except (ValueError, TypeError) as error:
         raise FedscError(f"{out / 'job.json'} is damaged: {error}") from None
-    before = {**job.settings, "methods": job.methods, "seeds": job.seeds}
-    for name, value in given.items():
-        if before.get(name) != value:
-            raise FedscError(
-                f"{name} = {value} contradicts the run in {out}, which has {before.get(name)}: "
-                "resume without it, or start another run"
-            )
+    asked = Job(
+        given.pop("methods", job.methods),
+        given.pop("seeds", job.seeds),
+        {**job.settings, **given},
+    )
+    before, now = job.specs(), asked.specs()
+    if before.keys() != now.keys():
+        raise FedscError(
+            f"the runs were {', '.join(before)}, are now {', '.join(now)}: {RESUME_AS_IT_WAS}"
+        )
+    for name in before:
+        for field in dataclasses.fields(RunSpec):
+            was, is_now = getattr(before[name], field.name), getattr(now[name], field.name)
+            if was != is_now:
+                raise FedscError(f"{field.name} was {was}, is now {is_now}: {RESUME_AS_IT_WAS}")
     return job
 
 
@@ -123,5 +138,7 @@ def choose_progress(quiet: bool, console: Console) -> Silent:
 
 def folder_name(text: str) -> str:
     """A method or data set as part of a path: `npz:/data/x.npz` must not lead elsewhere."""
-    kept = "".join(c if c.isalnum() or c in "-._=+" else "_" for c in text)
-    return kept.strip(".") or "run"
+    kept = "".join(c if c.isalnum() or c in "-._=+" else "_" for c in text).strip(".") or "run"
+    if len(kept) <= LONGEST_NAME:
+        return kept
+    return kept[:LONGEST_NAME] + "-" + hashlib.sha256(text.encode()).hexdigest()[:8]

@@ -17,6 +17,7 @@ import json
 import os
 import platform
 import shutil
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,12 @@ from ..files import explain_write_errors, write_atomically, write_through
 from ..state import flatten, to_device, unflatten
 
 FORMAT = 1
-MADE_BY_US = ("curves.png", "summary.md", "job.json")  # beside the run folders
+RUN_FILES = (  # all that a run folder holds
+    *("spec.json", "environment.json", "partition.json", "partition.safetensors"),
+    *("metrics.jsonl", "state.safetensors", "summary.json"),
+)
+CLIENTS = "clients"  # and this folder
+JOB_FILES = ("job.json", "curves.png", "summary.md")  # beside the run folders
 
 
 class RunFolder:
@@ -41,11 +47,24 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def create(self) -> None:
+    @contextlib.contextmanager
+    def created(self) -> Iterator[None]:
+        """Make the folder; what the caller then writes is in it from its first moment, or the
+        folder is not there at all."""
         if self.path.exists():
             raise FedscError(f"{self.path} exists already: choose another folder")
-        with explain_write_errors(self.path):
-            self.path.mkdir(parents=True)
+        final, self.path = self.path, self.path.with_name(f".{self.path.name}.part")
+        shutil.rmtree(self.path, ignore_errors=True)  # of a run killed at this very point
+        try:
+            with explain_write_errors(final):
+                self.path.mkdir(parents=True)
+                yield
+                self.path.rename(final)
+        except BaseException:
+            shutil.rmtree(self.path, ignore_errors=True)
+            raise
+        finally:
+            self.path = final
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
         text = json.dumps(content, indent=2, allow_nan=False) + "\n"
@@ -90,39 +109,82 @@ class RunFolder:
             (self.path / "metrics.jsonl").unlink(missing_ok=True)
             return []
         try:
+            lines = (self.path / "metrics.jsonl").read_text().splitlines()
             with safe_open(path, "pt") as file:
                 facts = json.loads(file.metadata()["fedsc"])
                 flat = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             federation.round = int(facts["round"])
             federation.memories.restore(facts["memories"])
             federation.records.restore(facts["records"])
+            # Rounds after the checkpoint are run again, with the same result.
+            records = [json.loads(line) for line in lines[: federation.round]]
+            if len(records) < federation.round:
+                raise ValueError(f"metrics.jsonl has {len(records)} of {federation.round} rounds")
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-            raise FedscError(f"{path} is damaged and cannot be resumed from: {error}") from None
+            raise FedscError(f"{self.path} is damaged and cannot be resumed: {error}") from None
         federation.server = to_device(unflatten(flat), federation.device)
-        # Rounds after the checkpoint are run again, with the same result.
-        lines = (self.path / "metrics.jsonl").read_text().splitlines()[: federation.round]
-        write_atomically(self.path / "metrics.jsonl", "".join(f"{x}\n" for x in lines).encode())
-        return [json.loads(line) for line in lines]
+        text = "".join(f"{line}\n" for line in lines[: federation.round])
+        write_atomically(self.path / "metrics.jsonl", text.encode())
+        return records
 
 
 def prepare_out(out: Path, overwrite: bool) -> None:
-    """Make sure that `out` is free for new runs; with `overwrite`, remove the runs it holds."""
+    """Make sure that `out` is free for new runs; with `overwrite`, remove the runs it holds.
+
+    Nothing is removed that a run of ours did not write.
+    """
     if not out.exists():
         return
     if not out.is_dir():
         raise FedscError(f"--out {out} is a file: give a folder")
-    runs = [path.parent for path in out.glob("*/spec.json")]
+    runs = [path for path in sorted(out.iterdir()) if is_run(path)]
+    ours = {*runs, *(out / name for name in JOB_FILES if is_job(out))}
+    others = [path for path in sorted(out.iterdir()) if path not in ours]
+    if others and not runs:
+        raise FedscError(
+            f"{out} is not empty and holds no runs ({others[0].name}): choose another --out"
+        )
     if runs and not overwrite:
         raise FedscError(
             f"{out} holds another run ({runs[0].name}): choose another --out, "
             "or replace it with --overwrite"
         )
-    if not runs and any(path.name not in MADE_BY_US for path in out.iterdir()):
-        raise FedscError(f"{out} is not empty and holds no runs: choose another --out")
     for run in runs:
-        shutil.rmtree(run)
-    for name in MADE_BY_US:
-        (out / name).unlink(missing_ok=True)
+        remove_run(run)
+    for path in ours - set(runs):
+        path.unlink(missing_ok=True)
+
+
+def is_job(out: Path) -> bool:
+    """Whether this folder was made by `fedsc run`."""
+    try:
+        return {"methods", "seeds", "settings"} == set(json.loads((out / "job.json").read_text()))
+    except (OSError, ValueError, TypeError):
+        return False
+
+
+def is_run(path: Path) -> bool:
+    """Whether a folder is a run of ours and holds nothing else."""
+    if path.is_symlink() or not path.is_dir():
+        return False
+    try:
+        spec = json.loads((path / "spec.json").read_text())
+    except (OSError, ValueError):
+        return False
+    if not isinstance(spec, dict) or not {"format", "hash"} <= set(spec):
+        return False
+    names = {inner.name.removesuffix(".part") for inner in path.iterdir()}
+    return names <= {*RUN_FILES, CLIENTS} and all(
+        inner.suffix in (".safetensors", ".part") for inner in (path / CLIENTS).glob("*")
+    )
+
+
+def remove_run(path: Path) -> None:
+    for inner in [*path.glob(f"{CLIENTS}/*"), *(p for p in path.iterdir() if p.is_file())]:
+        inner.unlink()
+    if (path / CLIENTS).exists():
+        (path / CLIENTS).rmdir()
+    path.rmdir()
 
 
 def environment(device: torch.device) -> dict[str, Any]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import json
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,16 +20,17 @@ from ..data.partition import fingerprint
 from ..data.randomness import generator
 from ..data.sources import load_dataset
 from ..engines.local import load_state
-from ..errors import FedscError
+from ..errors import FedscError, in_words
 from ..evaluation import summarise
 from ..federation import Federation, Record
 from ..method import Method
 from ..methods import method_from_text, method_to_text
 from ..models import build_model, default_model
+from ..plugins import is_path
 from ..progress import Silent
 from ..spec import RunSpec, spec_hash
 from ..state import State
-from .folder import FORMAT, RunFolder, environment
+from .folder import CLIENTS, FORMAT, RunFolder, environment
 
 # Often enough that little is lost, seldom enough that writing costs nothing worth noticing.
 CHECKPOINT_SECONDS = 30.0
@@ -70,6 +71,15 @@ def run(
     `Dataset`, a `Method`, and a function `(image_shape, num_classes) -> nn.Module`. `options` are
     the other fields of `RunSpec`: rounds, epochs, partition, clients, seed and so on.
     """
+    if not isinstance(dataset, str | Dataset):
+        raise FedscError(f"dataset is a {type(dataset).__name__}: give a name or a fedsc.Dataset")
+    if not isinstance(method, str | Method):
+        raise FedscError(f"method is {method!r}: give a name, or an object such as FedSC(tau=0.1)")
+    if isinstance(model, nn.Module) or not (isinstance(model, str) or callable(model)):
+        raise FedscError(
+            f"model is a {type(model).__name__}: give a name, or a class or function that is "
+            "called with (image_shape, num_classes)"
+        )
     name = dataset if isinstance(dataset, str) else dataset.name
     made_method = method_from_text(method, name) if isinstance(method, str) else method
     known = [field.name for field in dataclasses.fields(RunSpec)]
@@ -114,7 +124,7 @@ def execute(
     """Run a specification on loaded data; with `resume`, go on where the folder `out` stopped."""
     progress = progress or Silent()
     with number_of_threads(spec.threads), torch.random.fork_rng(devices=[]):
-        clients = None if out is None else out / "clients"
+        clients = None if out is None else out / CLIENTS
         federation, model_name = build(spec, data, method, model_factory, progress, clients)
         folder = None if out is None else RunFolder(out)
         records: list[Record] = []
@@ -161,7 +171,10 @@ def build(
     torch.manual_seed(int(generator("model", spec.seed).integers(2**63)))
     name = spec.model
     if model_factory is not None:
-        model = model_factory(data.image_shape, data.num_classes)
+        try:
+            model = model_factory(data.image_shape, data.num_classes)
+        except Exception as error:
+            raise FedscError(f"the model could not be made: {in_words(error)}") from error
     else:
         if name == "auto":
             name = default_model(data.name, data.image_shape)
@@ -182,14 +195,20 @@ def describe(federation: Federation, model_name: str) -> dict[str, Any]:
         "precision": federation.precision,
         "label": spec.method,
         "method": {"name": method.name, **dataclasses.asdict(method)},
+        "code": {text: file_hash(text) for text in (spec.model, spec.method) if is_path(text)},
         "data_checksum": data.checksum(),
         "partition_hash": fingerprint(federation.parts),
     }
 
 
+def file_hash(path_and_name: str) -> str:
+    """Of a user's own file: the same path with other code is another run."""
+    path = Path(path_and_name.split(".py:")[0] + ".py").expanduser()
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
 def begin(folder: RunFolder, federation: Federation, model_name: str) -> None:
     """Make the run folder and write what is known before the first round."""
-    folder.create()
     spec = describe(federation, model_name)
     partition = {
         "hash": spec["partition_hash"],
@@ -197,19 +216,19 @@ def begin(folder: RunFolder, federation: Federation, model_name: str) -> None:
         "class_counts": federation.class_counts.tolist(),
     }
     indices = {str(k): torch.from_numpy(part) for k, part in enumerate(federation.parts)}
-    try:
+    with folder.created():
         folder.write_json("spec.json", {"format": FORMAT, "hash": spec_hash(spec), **spec})
         folder.write_json("environment.json", environment(federation.device))
         folder.write_json("partition.json", partition)
         folder.write_tensors("partition.safetensors", indices)
-    except FedscError:
-        shutil.rmtree(folder.path, ignore_errors=True)  # nothing half-written stays
-        raise
 
 
 def refuse_other_spec(path: Path, spec: dict[str, Any]) -> None:
     """A run goes on only as what it began as."""
-    before = json.loads((path / "spec.json").read_text())
+    try:
+        before = json.loads((path / "spec.json").read_text())
+    except ValueError as error:
+        raise FedscError(f"{path / 'spec.json'} is damaged: {error}") from None
     if before.get("hash") == spec_hash(spec) and before.get("format") == FORMAT:
         return
     changed = [

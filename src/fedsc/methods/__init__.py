@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from ..errors import FedscError, unknown
+from ..errors import FedscError, in_words, unknown
 from ..method import Method
 from ..options import parse
 from ..plugins import is_path, object_from_path
@@ -31,6 +31,8 @@ __all__ = [
     "FedRCL",
     "FedSC",
     "Moon",
+    "installed_methods",
+    "method_class",
     "method_from_text",
     "method_to_text",
 ]
@@ -40,6 +42,11 @@ METHODS: dict[str, type[Method]] = {
 }
 
 
+def installed_methods() -> dict[str, EntryPoint]:
+    """The methods that installed packages register under the entry point `fedsc.methods`."""
+    return {point.name: point for point in entry_points(group="fedsc.methods")}
+
+
 def method_class(name: str) -> type[Method]:
     """A method of ours, of an installed package (entry point `fedsc.methods`), or of a file."""
     if name in METHODS:
@@ -47,12 +54,17 @@ def method_class(name: str) -> type[Method]:
     if is_path(name):
         cls = object_from_path("method", name)
     else:
-        installed = {point.name: point for point in entry_points(group="fedsc.methods")}
+        installed = installed_methods()
         if name not in installed:
             raise unknown("method", name, [*METHODS, *installed, "path/to/file.py:Name"])
-        cls = installed[name].load()
+        try:
+            cls = installed[name].load()
+        except Exception as error:
+            raise FedscError(f"method '{name}' cannot be loaded: {in_words(error)}") from error
     if not (isinstance(cls, type) and issubclass(cls, Method) and dataclasses.is_dataclass(cls)):
         raise FedscError(f"method '{name}' is not a dataclass that inherits from fedsc.Method")
+    if not isinstance(getattr(cls, "name", None), str):
+        raise FedscError(f"method '{name}' has no name: give it `name: ClassVar[str] = \"...\"`")
     return cls
 
 

@@ -108,8 +108,8 @@ class FedCDA(Method):
         kept = [record["models"][name] for name in sorted(record.get("models", {}), key=int)]
         floats = {name: w for name, w in upload.model.items() if w.is_floating_point()}
         models = [*kept, floats][-self.cache :]
-        loss = upload.extra["loss"].double().reshape(1)
-        losses = torch.cat([record["losses"].to(loss.device), loss] if record else [loss])
+        loss = upload.extra["loss"].double().reshape(1).cpu()
+        losses = torch.cat([record["losses"], loss] if record else [loss])
         return {
             "models": {str(i): model for i, model in enumerate(models)},
             "losses": losses[-self.cache :],
@@ -204,8 +204,8 @@ def inner_products(
     with_others: Tensor | float = 0.0
     squared = 0.0
     for name in sorted(trainable):  # a state read from disk comes in another order
-        columns = [model[name].flatten() for model in models]
         other = others[name].flatten()
+        columns = [model[name].to(other.device).flatten() for model in models]
         for start in range(0, len(other), PIECE):
             piece = slice(start, start + PIECE)
             rows = torch.stack([column[piece].double() for column in columns])
@@ -220,6 +220,7 @@ def inner_products(
 def add_to_sums(server: State, model: State, sign: float, samples: Tensor) -> None:
     """Add a model to the sums, or take it out; the sums change in place."""
     for name, value in model.items():
+        value = value.to(server["chosen_sum"][name])
         server["chosen_sum"][name].add_(value, alpha=sign)
         server["weighted_sum"][name].add_(value, alpha=sign * float(samples))
 

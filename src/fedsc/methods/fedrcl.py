@@ -45,7 +45,7 @@ class FedRCL(Method):
         "code", "farthest positive and two nearest negatives, or the paper's sum over all"
     )
     levels: Literal["stages", "code"] = option(
-        "stages", "stages of a network with more than five: spread over its depth, or the first"
+        "stages", "of MobileNetV2's stages: five spread over its depth, or the first five"
     )
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
@@ -54,7 +54,7 @@ class FedRCL(Method):
             level_loss = contrast_code if self.form == "code" else contrast_paper
             losses = [
                 level_loss(pooled(stage), batch.labels, self.tau, self.threshold, self.beta)
-                for stage in self.pick_levels(batch.student.stages)
+                for stage in self.pick_levels(batch.student.stages or (batch.student.features,))
             ]
             terms["contrast"] = self.weight * torch.stack(losses).mean()
         return terms

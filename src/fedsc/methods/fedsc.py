@@ -103,6 +103,17 @@ class FedSC(Method):
         "mse_mean", "the distance of Eq. 15"
     )
 
+    def conflict(self) -> str | None:
+        if self.u_grad and self.u_mode != "batch":
+            return f"u_grad needs u_mode=batch, not {self.u_mode}"
+        if self.max_age is not None and self.pool != "bank":
+            return "max_age needs pool=bank"
+        if self.absent == "zero_fill" and self.global_mean == "weighted":
+            return "absent=zero_fill and global_mean=weighted are two readings of Eq. 5: take one"
+        if self.angle == "arccos" and self.metric != "angle":
+            return f"angle=arccos needs metric=angle, not {self.metric}"
+        return None
+
     # The server ----------------------------------------------------------------------------------
 
     def init_server(self, task: Task) -> State:
@@ -327,8 +338,10 @@ class FedSC(Method):
         if self.u_grad:
             return self.batch_u(batch)
         totals = batch.observed[moment]
-        if moment == "step":
-            return totals["u"]
+        return totals["u"] if moment == "step" else self.mean_distance(totals)
+
+    def mean_distance(self, totals: State) -> Tensor:
+        """U over all of a client's data, (Q,)."""
         return (totals["distance"] / totals["weight"].clamp_min(1)).clamp_min(U_FLOOR)
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
@@ -375,4 +388,12 @@ class FedSC(Method):
         return {"prototypes": prototypes * enough[:, None], "counts": totals["counts"]}
 
     def measure(self, result: LocalResult) -> State:
-        return {"min_u": result.observed["step"]["min_u"]} if "step" in result.observed else {}
+        moment = self.u_moment()
+        if moment is None or moment not in result.observed:
+            return {}
+        totals = result.observed[moment]
+        if moment == "step":
+            return {"min_u": totals["min_u"]}
+        exists = result.received["relational_exists"].flatten()  # merged rows are none of them
+        u = self.mean_distance(totals)[: len(exists)]
+        return {"min_u": torch.where(exists, u, torch.inf).amin()}

@@ -36,13 +36,15 @@ def last_value(name: str) -> Callable[[RunData], Number]:
 
 
 def seconds_per_round(run: RunData) -> float:
-    """The median: the first round pays for warming up."""
-    return statistics.median(record["timing"]["seconds"] for record in run.records)
+    """The median, without the first round, which pays for warming up."""
+    records = run.records[1:] or run.records
+    return statistics.median(record["timing"]["seconds"] for record in records)
 
 
 Column = tuple[str, Callable[[RunData], Number], Callable[[list[Number]], str]]
 COLUMNS: list[Column] = [
     ("last", lambda run: run.summary["last"], percent_with_spread),
+    ("± 95%", last_value("accuracy_ci95"), percent),
     ("best", lambda run: run.summary["best"], percent),
     ("mean of\nlast 10", lambda run: run.summary["mean_last_10"], percent),
     ("head", last_value("head"), percent),
@@ -56,10 +58,15 @@ COLUMNS: list[Column] = [
 ]
 
 
+def diverged(runs: list[RunData]) -> str:
+    return " (diverged)" if any(run.records[-1].get("diverged") for run in runs) else ""
+
+
 def comparison_rows(runs: list[RunData]) -> tuple[list[str], list[list[str]]]:
     """Column names and cells of the comparison; columns without any number are left out."""
     groups = by_label(runs)
-    names, rows = ["method"], [[label] for label in groups]
+    names = ["method"]
+    rows = [[label + diverged(group)] for label, group in groups.items()]
     for name, value_of, show in COLUMNS:
         values = [[value_of(run) for run in group] for group in groups.values()]
         if all(value is None for group in values for value in group):
