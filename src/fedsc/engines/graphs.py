@@ -206,6 +206,10 @@ class Slot:
             moment: to_device(self.method.start_observing(moment, self.task), self.device)
             for moment in self.method.moments(1)
         }
+        if self.method.surveys_before_training():
+            for moment in self.method.moments(0):
+                totals = self.method.start_observing(moment, self.task)
+                self.observed.setdefault(moment, to_device(totals, self.device))
         self.losses: State = {}  # sums over the steps of the last epoch
         self.graphs: dict[bool, torch.cuda.CUDAGraph] = {}  # by whether it is the last epoch
 
@@ -259,7 +263,7 @@ class Slot:
 
     @torch.no_grad()
     def observe(self, moment: Moment, batch: Batch, kernels: Kernels) -> None:
-        if moment in self.observed:
+        if moment in self.moments:
             totals = kernels.observe(moment, batch, self.observed[moment])
             copy_into(self.observed[moment], totals)
 
@@ -292,6 +296,7 @@ class Slot:
     @torch.no_grad()
     def load(self, round: int, client: ClientData, global_model: State, memory: State) -> int:
         """Put a client into the slot; returns the number of its steps in an epoch."""
+        self.moments = self.method.moments(round)
         seed_layers(self.training.seed, round, client.id)
         load_state(self.model, self.method.local_model(global_model, memory))
         for name, param in self.global_params.items():
@@ -370,7 +375,7 @@ class Slot:
 
     @torch.no_grad()
     def clean_pass(self, moment: Moment, client: ClientData) -> None:
-        if moment not in self.observed:
+        if moment not in self.moments:
             return
         self.restart(moment)
         self.model.eval()
@@ -384,9 +389,9 @@ class Slot:
     def finish(self, client: ClientData, memory: State, steps: int) -> tuple[Upload, State]:
         losses = {name: total / steps for name, total in self.losses.items()}
         own = Client(self.client.id.clone(), client.class_counts, to_device(memory, self.device))
-        result = LocalResult(
-            copy_state(self.model), losses, clone(self.observed), self.engine.message, own
-        )
+        observed = {moment: clone(self.observed[moment]) for moment in self.moments}
+        message = self.engine.message
+        result = LocalResult(copy_state(self.model), losses, observed, message, own)
         upload = Upload(
             client=client.id,
             num_samples=client.num_samples,

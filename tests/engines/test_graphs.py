@@ -1,0 +1,155 @@
+"""The graph engine against the sequential one: the same numbers from many clients at once.
+
+On a CPU its slots run uncaptured, so scheduling, loading and observing are tested everywhere; what
+only a GPU can do is marked `gpu` and skips itself without one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import fedsc
+from fedsc import METHODS, Outputs, Run
+from fedsc.engines.graphs import default_slots, share_out
+from fedsc.engines.local import ClientData, Training
+
+TEXTS = [
+    *(name for name in METHODS if name != "fedcda"),
+    "fedcda,warmup=0",
+    "fedsc,u_mode=epoch,proto_source=eval,center=true",
+    "fedsc,u_mode=ema,pool=bank,positives=mean_positive",
+    "fedsc,init_protos=true",
+    "fedproto,evaluation=ensemble",
+    "moon,head=true",
+]
+gpu = pytest.mark.gpu
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+
+
+def run(method: str, **changes: Any) -> Run:
+    """Sizes from a few images to dozens, so that some clients fill no batch and some several."""
+    common: dict[str, Any] = {
+        "rounds": 3,
+        "epochs": 2,
+        "train_limit": 400,
+        "batch_size": 32,
+        "participation": 0.6,
+        "lr": 0.05,
+        "compile": False,
+        "precision": "fp32",
+        "clip_norm": 10.0,
+    }
+    return fedsc.run("digits", method, **{**common, **changes})
+
+
+def largest_difference(ours: Run, theirs: Run) -> float:
+    """Relative, over all weights together, buffers included."""
+    a, b = (
+        torch.cat([w.double().flatten().cpu() for w in one.server["model"].values()])
+        for one in (ours, theirs)
+    )
+    return float((a - b).norm() / b.norm())
+
+
+@pytest.mark.parametrize("norm", ["none", "batch"])
+@pytest.mark.parametrize("text", TEXTS)
+def test_every_method_gives_the_same_weights_as_one_by_one(text: str, norm: str) -> None:
+    ours = run(text, engine="graphs", slots=2, norm=norm)
+    theirs = run(text, engine="sequential", norm=norm)
+    assert largest_difference(ours, theirs) < 1e-5
+    for a, b in zip(ours.records, theirs.records, strict=True):
+        assert a["accuracy"] == pytest.approx(b["accuracy"], abs=0.01)
+        assert a["train_loss"] == pytest.approx(b["train_loss"], rel=1e-3, abs=1e-6)
+        assert a["cohort"] == b["cohort"]
+
+
+def test_the_number_of_slots_does_not_change_the_result() -> None:
+    one, many = (run("fedsc", engine="graphs", slots=slots) for slots in (1, 7))
+    for name, tensor in one.server["model"].items():
+        assert torch.equal(tensor, many.server["model"][name])
+
+
+def test_a_convolutional_network_with_augmentation() -> None:
+    changes: dict[str, Any] = {
+        "model": "cnn",
+        "augment": "crop-flip",
+        "train_limit": 200,
+        "rounds": 2,
+        "epochs": 1,
+    }
+    ours = run("fedsc", engine="graphs", slots=2, **changes)
+    assert largest_difference(ours, run("fedsc", engine="sequential", **changes)) < 1e-4
+
+
+def clients_of(sizes: list[int]) -> list[ClientData]:
+    return [ClientData(k, torch.arange(n), torch.zeros(2)) for k, n in enumerate(sizes)]
+
+
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(sizes=st.lists(st.integers(1, 10_000), max_size=60), slots=st.integers(1, 12))
+def test_clients_are_shared_out_whole_largest_first_and_evenly(
+    sizes: list[int], slots: int
+) -> None:
+    training = Training(0, 1, 64, 0.1, 0.9, 0.0, None, False, "fp32")
+    queues = share_out(clients_of(sizes), slots, training)
+    dealt = [client.id for queue in queues for client in queue]
+    assert sorted(dealt) == list(range(len(sizes)))
+    for queue in queues:
+        in_order = [client.num_samples for client in queue]
+        assert in_order == sorted(in_order, reverse=True)
+    # Greedy, largest first: no queue is longer than the shortest by more than one client's steps.
+    steps = [[-(-client.num_samples // 64) for client in queue] for queue in queues]
+    shortest = min(sum(each) for each in steps)
+    assert all(sum(each) - each[-1] <= shortest for each in steps if each)
+
+
+def test_a_few_slots_are_enough_for_any_number_of_clients() -> None:
+    assert default_slots(3) == 3
+    assert default_slots(10_000) == default_slots(100) <= 10
+
+
+class Branching(nn.Module):
+    """Looks at its own values, which a captured graph cannot."""
+
+    def __init__(self, image_shape: tuple[int, int, int], num_classes: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU())
+        self.classifier = nn.Linear(16, num_classes)
+
+    def forward(self, images: Tensor) -> Outputs:
+        features = self.body(images)
+        if features.sum() > 1e9:
+            features = features / 2
+        return Outputs(features, self.classifier(features))
+
+
+@gpu
+@needs_cuda
+@pytest.mark.parametrize("text", TEXTS)
+def test_captured_steps_give_the_same_weights_as_one_by_one(text: str) -> None:
+    changes: dict[str, Any] = {"device": "cuda", "model": "resnet10", "rounds": 2, "epochs": 1}
+    ours = run(text, engine="graphs", slots=3, **changes)
+    assert largest_difference(ours, run(text, engine="sequential", **changes)) < 1e-4
+
+
+@gpu
+@needs_cuda
+def test_what_cannot_be_captured_goes_on_one_by_one(capsys: pytest.CaptureFixture[str]) -> None:
+    done = fedsc.run(
+        "digits", "fedavg", Branching, rounds=2, epochs=1, device="cuda", compile=False
+    )
+    assert len(done.records) == 2
+    assert "cannot capture" in capsys.readouterr().err
+
+
+@gpu
+@needs_cuda
+def test_a_compiled_run_in_bf16_learns() -> None:
+    done = fedsc.run("digits", "fedsc", rounds=10, epochs=5, lr=0.05, device="cuda")
+    assert done.accuracy > 0.8
