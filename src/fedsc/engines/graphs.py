@@ -389,7 +389,7 @@ class Slot:
     def finish(self, client: ClientData, memory: State, steps: int) -> tuple[Upload, State]:
         losses = {name: total / steps for name, total in self.losses.items()}
         own = Client(self.client.id.clone(), client.class_counts, to_device(memory, self.device))
-        observed = {moment: clone(self.observed[moment]) for moment in self.moments}
+        observed: dict[str, State] = {m: clone(self.observed[m]) for m in self.moments}
         message = self.engine.message
         result = LocalResult(copy_state(self.model), losses, observed, message, own)
         upload = Upload(
