@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedsc import prototypes as eq
+from fedsc.divergence import choose, inner_products
 from fedsc.method import Batch, Client, Task, Upload
-from fedsc.methods.fedcda import FedCDA, choose, inner_products
+from fedsc.methods.fedcda import FedCDA
 from fedsc.methods.fednh import PrototypeHead, move_prototypes
 from fedsc.methods.fedntd import FedNTD, not_true_divergence
 from fedsc.methods.fedproto import FedProto, prototype_mse

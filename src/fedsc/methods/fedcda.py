@@ -27,12 +27,12 @@ import torch
 from torch import Tensor
 
 from ..data.randomness import generator
+from ..divergence import choose, inner_products
 from ..method import LocalResult, Method, Task, Upload
 from ..options import option
 from ..state import State
 
 MOST_CHOICES = 3000  # of an exhaustive search: with three models, seven clients a group
-PIECE = 1 << 20  # floats of each model at a time
 
 
 @dataclass(frozen=True)
@@ -76,11 +76,11 @@ class FedCDA(Method):
                 server[key] = {name: torch.zeros_like(w).double() for name, w in floats.items()}
 
         self.withdraw(server, uploads, records)
-        for upload in uploads:
-            records[upload.client] = self.push(records.get(upload.client, {}), upload)
         warming_up = bool(server["round"] <= server["warmup_rounds"])
-        for group in self.split(server, [upload.client for upload in uploads]):
-            self.settle(server, group, records, newest_only=warming_up)
+        by_client = {upload.client: upload for upload in uploads}
+        for group in self.split(server, list(by_client)):
+            members = [by_client[client] for client in group]
+            self.settle(server, members, records, newest_only=warming_up)
         if warming_up:
             return {**server, "model": averaged}
 
@@ -127,12 +127,12 @@ class FedCDA(Method):
     def settle(
         self,
         server: State,
-        group: list[int],
+        group: list[Upload],
         records: MutableMapping[int, State],
         newest_only: bool,
     ) -> None:
         """Choose a model for each client of a group and add the chosen ones to the sums."""
-        members = [records[client] for client in group]
+        members = [self.push(records.get(upload.client, {}), upload) for upload in group]
         models = [[m for _, m in sorted(r["models"].items(), key=_number)] for r in members]
         trainable = server["is_trainable"]
         gram, with_others, others = inner_products(
@@ -156,65 +156,12 @@ class FedCDA(Method):
                 int(known.sum()),
                 self.lipschitz,
             )
-        for client, record, row, first in zip(group, members, rows, offsets, strict=False):
+        for upload, record, row, first in zip(group, members, rows, offsets, strict=False):
             chosen = row - first
-            records[client] = {**record, "chosen": torch.tensor(chosen)}
-            server["cost"][client] = costs[row]
-            server["samples"][client] = record["samples"]
+            records[upload.client] = {**record, "chosen": torch.tensor(chosen)}
+            server["cost"][upload.client] = costs[row]
+            server["samples"][upload.client] = record["samples"]
             add_to_sums(server, record["models"][str(chosen)], 1.0, record["samples"])
-
-
-def choose(
-    candidates: list[range],
-    costs: Tensor,
-    gram: Tensor,
-    with_others: Tensor,
-    others: float,
-    cost_of_others: float,
-    number_of_others: int,
-    lipschitz: float,
-) -> tuple[list[int], list[float]]:
-    """The rows, one per client, that minimise J; and J of every choice, newest models first.
-
-    Rows are candidate models: `costs` F + L/2 ||w||^2, `gram` their inner products, `with_others`
-    those with the sum of the other clients' models, `others` the squared norm of that sum.
-    """
-    choices = list(itertools.product(*(reversed(rows) for rows in candidates)))
-    picked = torch.tensor(choices, device=gram.device)  # (number of choices, clients)
-    size = number_of_others + picked.shape[1]
-    squared = (
-        others
-        + 2 * with_others[picked].sum(1)
-        + gram[picked[:, :, None], picked[:, None, :]].sum((1, 2))
-    )
-    cost = (cost_of_others + costs[picked].sum(1)) / size
-    objective = cost - lipschitz / 2 * squared / size**2
-    best = int(objective.argmin())  # ties: the first, which is the newest
-    return list(choices[best]), objective.tolist()
-
-
-def inner_products(
-    models: list[State], others: State, trainable: State
-) -> tuple[Tensor, Tensor, float]:
-    """Of the models with each other, of each with the sum `others`, and of that with itself.
-
-    Trainable tensors only, a piece at a time in float64, so that memory stays small.
-    """
-    gram: Tensor | float = 0.0
-    with_others: Tensor | float = 0.0
-    squared = 0.0
-    for name in sorted(trainable):  # a state read from disk comes in another order
-        other = others[name].flatten()
-        columns = [model[name].to(other.device).flatten() for model in models]
-        for start in range(0, len(other), PIECE):
-            piece = slice(start, start + PIECE)
-            rows = torch.stack([column[piece].double() for column in columns])
-            gram = gram + rows @ rows.T
-            with_others = with_others + rows @ other[piece]
-            squared += float(other[piece] @ other[piece])
-    assert isinstance(gram, Tensor)
-    assert isinstance(with_others, Tensor)
-    return gram, with_others, squared
 
 
 def add_to_sums(server: State, model: State, sign: float, samples: Tensor) -> None:
