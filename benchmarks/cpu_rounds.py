@@ -3,8 +3,8 @@
     python benchmarks/cpu_rounds.py cnn
     python benchmarks/cpu_rounds.py mlp
 
-cnn: Fashion-MNIST, 10,000 images, 10 clients under NID1 0.2. mlp: all of it, 100 clients of which 20
-take part in a round, 784-200-10. One epoch, batches of 64.
+cnn: Fashion-MNIST, 10,000 images, 10 clients under NID1 0.2.
+mlp: all of it, 784-200-10, 100 clients of which 20 take part in a round.
 
 The plain loop is what a careful person writes for FedAvg and nothing else: images normalised once
 beforehand, a permutation per epoch, SGD, weights averaged, the test set in large batches.

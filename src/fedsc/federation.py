@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -55,6 +55,19 @@ def split_training_data(spec: RunSpec, data: Dataset) -> list[Indices]:
     return [kept[part] for part in parts]
 
 
+def choose_engine(
+    spec: RunSpec, device: torch.device
+) -> tuple[Literal["sequential", "graphs"], Precision]:
+    """The engine and the precision of a run, where the specification leaves them open."""
+    on_gpu = device.type == "cuda"
+    engine: Literal["sequential", "graphs"] = "graphs" if on_gpu else "sequential"
+    if spec.engine != "auto":
+        engine = spec.engine
+    if spec.precision != "auto":
+        return engine, spec.precision
+    return engine, "bf16" if on_gpu and engine == "graphs" else "fp32"
+
+
 class Federation:
     """A server and its clients, ready to run; `rounds()` runs it and yields a record a round."""
 
@@ -69,15 +82,7 @@ class Federation:
     ) -> None:
         self.device = device = data.train_images.device
         self.spec, self.data, self.method, self.on_images = spec, data, method, on_images
-        on_gpu = device.type == "cuda"
-        self.engine_name = spec.engine
-        if spec.engine == "auto":
-            self.engine_name = "graphs" if on_gpu else "sequential"
-        self.precision: Precision = "fp32"
-        if spec.precision == "bf16" or (
-            spec.precision == "auto" and on_gpu and self.engine_name == "graphs"
-        ):
-            self.precision = "bf16"
+        self.engine_name, self.precision = choose_engine(spec, device)
         self.parts = split_training_data(spec, data)
         labels = data.train_labels.cpu().numpy()
         counts = class_count_table(labels, self.parts, data.num_classes)
@@ -96,35 +101,7 @@ class Federation:
         names = tuple(name for name, p in self.model.named_parameters() if p.requires_grad)
         self.task = dataclasses.replace(task, feature_dim=feature_dim, trainable=names)
         self._check_single_samples()
-        augment = data.augment if spec.augment == "auto" else spec.augment
-        training = Training(
-            seed=spec.seed,
-            epochs=spec.epochs,
-            batch_size=spec.batch_size,
-            lr=spec.lr,
-            momentum=spec.momentum,
-            weight_decay=spec.weight_decay,
-            clip_norm=spec.clip_norm,
-            augment=augment == "crop-flip",
-            precision=self.precision,
-        )
-        self.engine: SequentialEngine | GraphEngine
-        if self.engine_name == "graphs":
-            slots = spec.slots or default_slots(size)
-            largest = max(client.num_samples for client in self.clients)
-            self.engine = GraphEngine(
-                method,
-                self.model,
-                self.task,
-                data,
-                training,
-                largest,
-                slots,
-                spec.compile,
-                self.say,
-            )
-        else:
-            self.engine = SequentialEngine(method, self.model, self.task, data, training)
+        self.engine = self._make_engine()
         self.episodes = (
             draw_episodes(data.test_labels, spec.episodes, spec.ways, spec.shots, spec.queries)
             if data.few_shot
@@ -139,6 +116,27 @@ class Federation:
         self.records = ClientStore("record", limit, client_folder)  # what the server keeps of them
         self.round = 0  # rounds finished
         self.has_diverged = False
+
+    def _make_engine(self) -> SequentialEngine | GraphEngine:
+        spec = self.spec
+        augment = self.data.augment if spec.augment == "auto" else spec.augment
+        training = Training(
+            seed=spec.seed,
+            epochs=spec.epochs,
+            batch_size=spec.batch_size,
+            lr=spec.lr,
+            momentum=spec.momentum,
+            weight_decay=spec.weight_decay,
+            clip_norm=spec.clip_norm,
+            augment=augment == "crop-flip",
+            precision=self.precision,
+        )
+        common = self.method, self.model, self.task, self.data, training
+        if self.engine_name == "sequential":
+            return SequentialEngine(*common)
+        slots = spec.slots or default_slots(self.task.cohort_size)
+        largest = max(client.num_samples for client in self.clients)
+        return GraphEngine(*common, largest, slots, spec.compile, self.say)
 
     def images_per_round(self) -> int:
         """Images a round trains on, for a cohort of average size."""
@@ -159,7 +157,7 @@ class Federation:
     def run_round(self, round: int) -> Record:
         started = time.perf_counter()
         chosen = cohort(self.spec.seed, round, self.task.num_clients, self.task.cohort_size)
-        message = self.method.broadcast(self.server)
+        message_bytes = num_bytes(self.method.broadcast(self.server))
         uploads = self.fit(round, chosen)
         fitted = time.perf_counter()
         self.server = self.method.aggregate(self.server, uploads, self.records)
@@ -181,7 +179,7 @@ class Federation:
             **({"diverged": True} if diverged else {}),
             **self.method.diagnostics(self.server, uploads),
             "cohort": chosen,
-            "bytes_down": len(chosen) * (model_bytes + num_bytes(message)),
+            "bytes_down": len(chosen) * (model_bytes + message_bytes),
             "bytes_up": sum(model_bytes + num_bytes(upload.extra) for upload in uploads),
             "timing": {
                 "seconds": ended - started,
@@ -194,7 +192,7 @@ class Federation:
         return {name: _finite(value) for name, value in record.items()}
 
     def fit(self, round: int, chosen: list[int]) -> list[Upload]:
-        """Local training of the chosen clients."""
+        """Broadcast to the chosen clients, and train them."""
         message = self.method.broadcast(self.server)
         clients = [self.clients[k] for k in chosen]
         arguments = round, clients, self.server["model"], message, self.memory_of, self.on_images
@@ -202,9 +200,8 @@ class Federation:
             results = list(self.engine.fit(*arguments))
         except CannotCaptureError as error:
             self.say(f"cannot capture this step in a graph, going on one by one: {error}")
-            self.engine = SequentialEngine(
-                self.method, self.model, self.task, self.data, self.engine.training
-            )
+            self.engine_name = "sequential"
+            self.engine = self._make_engine()
             results = list(self.engine.fit(*arguments))
         for upload, memory in results:
             if memory:
