@@ -37,6 +37,7 @@ from .local import (
     copy_state,
     load_state,
     seed_layers,
+    what_remains,
 )
 
 MOST_SLOTS = 5
@@ -143,6 +144,16 @@ class GraphEngine:
                 del self.slots[self.num_slots :]
                 torch.cuda.empty_cache()
                 self.say(f"out of GPU memory: going on with {self.num_slots} clients at once")
+                continue
+            except RuntimeError as error:
+                # By its name: importing the compiler's exceptions takes a second.
+                of_compiler = type(error).__module__.startswith(
+                    ("torch._dynamo", "torch._inductor")
+                )
+                if self.compiled is self.plain or not of_compiler:
+                    raise
+                self.compiled = self.plain
+                self.say(f"cannot compile this step, going on without: {in_words(error)[:200]}")
                 continue
             self.slots.append(slot)
         return self.slots[:wanted]
@@ -392,15 +403,7 @@ class Slot:
         observed: dict[str, State] = {m: clone(self.observed[m]) for m in self.moments}
         message = self.engine.message
         result = LocalResult(copy_state(self.model), losses, observed, message, own)
-        upload = Upload(
-            client=client.id,
-            num_samples=client.num_samples,
-            model=result.model,
-            extra=self.method.upload(result),
-            losses=losses,
-            measures=self.method.measure(result),
-        )
-        return upload, self.method.remember(result)
+        return what_remains(self.method, client, result)
 
     # Streams -------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ..data.dataset import Dataset
 from ..data.randomness import generator
 from ..data.transform import crop_and_flip, normalise
+from ..method import LocalResult, Method, Upload
 from ..models.outputs import Outputs
 from ..state import State
 
@@ -98,6 +99,19 @@ def channels_last(model: nn.Module) -> nn.Module:
 def seed_layers(seed: int, round: int, client: int) -> None:
     """For models with random layers of their own, such as dropout: nothing else draws from it."""
     torch.manual_seed(int(generator("layers", seed, round, client).integers(2**63)))
+
+
+def what_remains(method: Method, client: ClientData, result: LocalResult) -> tuple[Upload, State]:
+    """What a client's round leaves: its upload, and its memory for the next time."""
+    upload = Upload(
+        client=client.id,
+        num_samples=client.num_samples,
+        model=result.model,
+        extra=method.upload(result),
+        losses=result.losses,
+        measures=method.measure(result),
+    )
+    return upload, method.remember(result)
 
 
 @torch.no_grad()

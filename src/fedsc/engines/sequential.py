@@ -22,6 +22,7 @@ from .local import (
     copy_state,
     load_state,
     seed_layers,
+    what_remains,
 )
 
 
@@ -70,17 +71,7 @@ class SequentialEngine:
             to_device(memory, self.device),
         )
         visit = _Visit(self, round, client_data, client, global_model, received, on_images)
-        result = visit.train()
-        method = self.method
-        upload = Upload(
-            client=client_data.id,
-            num_samples=client_data.num_samples,
-            model=result.model,
-            extra=method.upload(result),
-            losses=result.losses,
-            measures=method.measure(result),
-        )
-        return upload, method.remember(result)
+        return what_remains(self.method, client_data, visit.train())
 
     def teacher(self, name: str, state: State) -> nn.Module:
         """A frozen replica in evaluation mode with the given weights."""
