@@ -250,7 +250,8 @@ def data_show(
         data = load(spec, data_dir, progress)
     parts = split_training_data(spec, data)
     counts = class_count_table(data.train_labels.numpy(), parts, data.num_classes)
-    title = f"{spec.dataset}, {spec.partition}, seed {spec.seed}"
+    tail = f", long tail {spec.long_tail:g}" if spec.long_tail else ""
+    title = f"{spec.dataset}, {spec.partition}{tail}, seed {spec.seed}"
     from .report.partition_table import partition_table
 
     console.print(partition_table(counts, data.classes, title, console.width))
