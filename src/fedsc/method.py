@@ -38,7 +38,6 @@ from .options import check, option
 from .state import State
 
 Moment = Literal["start", "epoch", "step", "last_epoch", "end"]
-CLEAN_PASSES: tuple[Moment, ...] = ("start", "epoch", "end")  # evaluation mode, no augmentation
 
 
 @dataclass(frozen=True)

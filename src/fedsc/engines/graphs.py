@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.dataset import Dataset
-from ..data.plan import client_plan, steps_per_epoch
+from ..data.plan import steps_per_epoch
 from ..errors import FedscError, in_words
 from ..method import Batch, Client, LocalResult, Method, Moment, Task, Upload
 from ..models.outputs import Outputs
@@ -36,6 +36,7 @@ from .local import (
     channels_last,
     copy_state,
     load_state,
+    plan_of,
     seed_layers,
     what_remains,
 )
@@ -319,14 +320,7 @@ class Slot:
             load_state(self.teachers[name], state)
         for state in self.optimiser.state.values():
             state["momentum_buffer"].zero_()
-        plan = client_plan(
-            self.training.seed,
-            round,
-            client.id,
-            client.num_samples,
-            self.training.epochs,
-            self.training.batch_size,
-        )
+        plan = plan_of(self.training, round, client)
         epochs, steps = plan.order.shape[:2]
         static = self.static
         rows = {name: getattr(plan, name).flatten(0, 1) for name in ("order", "shift", "flip")}

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.dataset import Dataset
+from ..data.plan import ClientPlan, client_plan
 from ..data.randomness import generator
 from ..data.transform import crop_and_flip, normalise
 from ..method import LocalResult, Method, Upload
@@ -94,6 +95,14 @@ def channels_last(model: nn.Module) -> nn.Module:
     """The model with its convolutions' weights in the layout of `Images.normalised`."""
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model
+
+
+def plan_of(training: Training, round: int, client: ClientData) -> ClientPlan:
+    """A client's batches in a round; none in round 0, which is a survey without training."""
+    epochs = training.epochs if round else 0
+    return client_plan(
+        training.seed, round, client.id, client.num_samples, epochs, training.batch_size
+    )
 
 
 def seed_layers(seed: int, round: int, client: int) -> None:

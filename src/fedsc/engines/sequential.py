@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ..data.dataset import Dataset
-from ..data.plan import ClientPlan, client_plan
-from ..method import CLEAN_PASSES, Batch, Client, LocalResult, Method, Moment, Task, Upload
+from ..data.plan import ClientPlan
+from ..method import Batch, Client, LocalResult, Method, Moment, Task, Upload
 from ..state import State, to_device
 from .local import (
     ClientData,
@@ -21,6 +21,7 @@ from .local import (
     channels_last,
     copy_state,
     load_state,
+    plan_of,
     seed_layers,
     what_remains,
 )
@@ -110,15 +111,8 @@ class _Visit:
 
     def train(self) -> LocalResult:
         training = self.training
-        epochs = 0 if self.round == 0 else training.epochs
-        plan = client_plan(
-            training.seed,
-            self.round,
-            self.client_data.id,
-            self.client_data.num_samples,
-            epochs,
-            training.batch_size,
-        ).to(self.engine.device)
+        plan = plan_of(training, self.round, self.client_data).to(self.engine.device)
+        epochs, steps = plan.order.shape[:2]
         # A fresh optimiser every round: momentum does not outlive the weights it was made for.
         optimiser = torch.optim.SGD(
             self.params.values(),
@@ -135,11 +129,11 @@ class _Visit:
             if last:
                 self.begin("last_epoch")
             self.model.train()
-            for step in range(plan.order.shape[1]):
+            for step in range(steps):
                 terms = self.step(plan, epoch, step, optimiser, last)
                 if last:
                     for name, term in terms.items():
-                        losses[name] = losses.get(name, 0) + term.detach() / plan.order.shape[1]
+                        losses[name] = losses.get(name, 0) + term.detach() / steps
         self.clean_pass("end")
         return LocalResult(
             copy_state(self.model), losses, self.observed, self.received, self.client
@@ -204,7 +198,6 @@ class _Visit:
     @torch.no_grad()
     def clean_pass(self, moment: Moment) -> None:
         """Show the method all of the client's data, in evaluation mode, without augmentation."""
-        assert moment in CLEAN_PASSES
         if moment not in self.moments:
             return
         self.begin(moment)
