@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,9 @@ def nothing_left_if_nothing_ran(out: Path) -> Iterator[None]:
             with contextlib.suppress(OSError):  # never made, or not empty
                 (out / "job.json").unlink(missing_ok=True)
                 out.rmdir()
+        raise
+    except KeyboardInterrupt:
+        print(f"fedsc: stopped; to go on: fedsc run --resume {out}", file=sys.stderr)
         raise
 
 
