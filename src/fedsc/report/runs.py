@@ -56,3 +56,37 @@ def by_label(runs: list[RunData]) -> dict[str, list[RunData]]:
     for run in runs:
         groups.setdefault(run.label, []).append(run)
     return groups
+
+
+def find_runs(paths: list[Path]) -> tuple[list[RunData], list[str]]:
+    """All run folders at or below the paths, and a line for each that cannot be read."""
+    runs: list[RunData] = []
+    skipped: list[str] = []
+    for path in paths:
+        if not path.is_dir():
+            skipped.append(f"{path} is not a folder")
+            continue
+        folders = sorted({file.parent for file in path.rglob("spec.json")})
+        if not folders:
+            skipped.append(f"{path} holds no run folder")
+        for folder in folders:
+            try:
+                runs.append(read_run(folder))
+            except FedscError as error:
+                skipped.append(str(error))
+    return runs, skipped
+
+
+def setting_of(spec: dict[str, Any]) -> str:
+    """What the clients had to cope with, in a few words: runs with the same can be compared."""
+    words = [spec["partition"].replace("nid", "NID").replace(":", " ")]
+    if spec["long_tail"]:
+        words.append(f"long tail {spec['long_tail']:g}")
+    if spec["few_shot"]:
+        words.append(f"few-shot with {spec['few_shot']} classes held out")
+    words.append(f"{spec['clients']} clients")
+    if spec["participation"] < 1:
+        words.append(f"{spec['participation']:.0%} a round")
+    words.append(f"{spec['epochs']} epochs")
+    words.append(spec["model"])
+    return ", ".join(words)
