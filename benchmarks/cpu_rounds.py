@@ -4,7 +4,7 @@
     python benchmarks/cpu_rounds.py mlp
 
 cnn: Fashion-MNIST, 10,000 images, 10 clients under NID1 0.2.
-mlp: all of it, 784-200-10, 100 clients of which 20 take part in a round.
+mlp: the same images, 784-200-10, 100 clients of which 20 take part in a round.
 
 The plain loop is what a careful person writes for FedAvg and nothing else: images normalised once
 beforehand, a permutation per epoch, SGD, weights averaged, the test set in large batches.
@@ -27,8 +27,11 @@ from fedsc.models import MLP, build_model
 
 SETTINGS = {
     "cnn": {"train_limit": 10_000, "clients": 10, "partition": "nid1:0.2", "norm": "none"},
-    "mlp": {"clients": 100, "participation": 0.2, "partition": "iid"},
+    "mlp": {"train_limit": 10_000, "clients": 100, "participation": 0.2, "partition": "nid1:0.2"},
 }
+
+
+ENGINES = (("sequential", "fp32"), ("threads", "fp32"), ("threads", "bf16"))
 
 
 def make_model(name: str, data: Dataset) -> nn.Module:
@@ -89,7 +92,7 @@ def main() -> None:
     rows = {}
     plain = plain_rounds(RunSpec(**base), data, make_model(args.case, data), args.rounds)
     rows["plain loop"] = [statistics.median(column) for column in zip(*plain[1:], strict=True)]
-    for engine, precision in (("sequential", "fp32"), ("graphs", "fp32"), ("sequential", "bf16")):
+    for engine, precision in ENGINES:
         spec = RunSpec(**base, engine=engine, precision=precision)
         federation = Federation(spec, data, FedAvg(), make_model(args.case, data))
         timings = [federation.run_round(r)["timing"] for r in range(1, args.rounds + 1)][1:]

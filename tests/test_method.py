@@ -157,7 +157,15 @@ def test_text_that_is_no_value(name: str, text: str, words: list[str]) -> None:
 
 def test_options_of_a_class() -> None:
     found = {opt.name: opt for opt in options_of(Sample)}
-    assert list(found) == ["aggregation", "share", "steps", "limit", "kind", "loud"]
+    assert list(found) == [
+        "aggregation",
+        "logit_adjustment",
+        "share",
+        "steps",
+        "limit",
+        "kind",
+        "loud",
+    ]
     assert found["limit"].optional
     assert found["limit"].kind is int
     assert found["kind"].choices == ("red", "green")

@@ -301,6 +301,8 @@ def bench(
         rows.append(row)
         ratio = row.images_per_second / rows[0].images_per_second
         text = f"{row.name:24s}{row.images_per_second:>12,.0f} images/s{ratio:>9.2f} x plain"
+        if row.training_images_per_second is not None:
+            text += f"{row.training_images_per_second:>12,.0f} in training"
         text += f"{100 * (row.share_of_ceiling or 0):>8.1f} % of ceiling"
         if row.gpu_memory_gib is not None:
             text += f"{row.gpu_memory_gib:>8.1f} GiB"

@@ -31,6 +31,7 @@ from .engines.local import (
     load_state,
 )
 from .engines.sequential import SequentialEngine
+from .engines.threads import ThreadEngine, has_random_layers
 from .errors import FedscError
 from .evaluation import evaluate, evaluate_few_shot, run_model
 from .method import Method, Task, Upload
@@ -55,14 +56,25 @@ def split_training_data(spec: RunSpec, data: Dataset) -> list[Indices]:
     return [kept[part] for part in parts]
 
 
+EngineName = Literal["sequential", "threads", "graphs"]
+
+
 def choose_engine(
-    spec: RunSpec, device: torch.device
-) -> tuple[Literal["sequential", "graphs"], Precision]:
+    spec: RunSpec, data: Dataset, model: nn.Module, cohort_size: int
+) -> tuple[EngineName, Precision]:
     """The engine and the precision of a run, where the specification leaves them open."""
-    on_gpu = device.type == "cuda"
-    engine: Literal["sequential", "graphs"] = "graphs" if on_gpu else "sequential"
+    on_gpu = data.train_images.device.type == "cuda"
+    engine: EngineName
     if spec.engine != "auto":
         engine = spec.engine
+    elif on_gpu:
+        engine = "graphs"
+    elif min(cohort_size, torch.get_num_threads()) > 1:
+        engine = "sequential" if has_random_layers(model, data.image_shape) else "threads"
+    else:
+        engine = "sequential"
+    if engine == "threads" and on_gpu:
+        raise FedscError("--engine threads is for the CPU: leave it out, or add --device cpu")
     if spec.precision != "auto":
         return engine, spec.precision
     return engine, "bf16" if on_gpu and engine == "graphs" else "fp32"
@@ -82,7 +94,6 @@ class Federation:
     ) -> None:
         self.device = device = data.train_images.device
         self.spec, self.data, self.method, self.on_images = spec, data, method, on_images
-        self.engine_name, self.precision = choose_engine(spec, device)
         self.parts = split_training_data(spec, data)
         labels = data.train_labels.cpu().numpy()
         counts = class_count_table(labels, self.parts, data.num_classes)
@@ -101,6 +112,7 @@ class Federation:
         names = tuple(name for name, p in self.model.named_parameters() if p.requires_grad)
         self.task = dataclasses.replace(task, feature_dim=feature_dim, trainable=names)
         self._check_single_samples()
+        self.engine_name, self.precision = choose_engine(spec, data, self.model, size)
         self.engine = self._make_engine()
         self.episodes = (
             draw_episodes(data.test_labels, spec.episodes, spec.ways, spec.shots, spec.queries)
@@ -117,7 +129,7 @@ class Federation:
         self.round = 0  # rounds finished
         self.has_diverged = False
 
-    def _make_engine(self) -> SequentialEngine | GraphEngine:
+    def _make_engine(self) -> SequentialEngine | ThreadEngine | GraphEngine:
         spec = self.spec
         augment = self.data.augment if spec.augment == "auto" else spec.augment
         training = Training(
@@ -134,9 +146,15 @@ class Federation:
         common = self.method, self.model, self.task, self.data, training
         if self.engine_name == "sequential":
             return SequentialEngine(*common)
-        slots = spec.slots or default_slots(self.task.cohort_size)
+        if self.engine_name == "threads":
+            at_once = min(self.task.cohort_size, torch.get_num_threads())
+            return ThreadEngine(SequentialEngine(*common), at_once)
+        devices = [self.device]
+        if spec.device in ("auto", "cuda") and self.device.type == "cuda":
+            devices = [torch.device("cuda", k) for k in range(torch.cuda.device_count())]
+        slots = spec.slots or default_slots(self.task.cohort_size, len(devices))
         largest = max(client.num_samples for client in self.clients)
-        return GraphEngine(*common, largest, slots, spec.compile, self.say)
+        return GraphEngine(*common, largest, devices, slots, spec.compile, self.say)
 
     def images_per_round(self) -> int:
         """Images a round trains on, for a cohort of average size."""
@@ -203,6 +221,8 @@ class Federation:
             self.engine_name = "sequential"
             self.engine = self._make_engine()
             results = list(self.engine.fit(*arguments))
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # once a round, so that its timing is true
         for upload, memory in results:
             if memory:
                 self.memories[upload.client] = memory

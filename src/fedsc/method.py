@@ -112,6 +112,9 @@ class Method:
     aggregation: Literal["samples", "uniform"] = option(
         "samples", "average the clients' weights by their number of samples, or all alike"
     )
+    logit_adjustment: float = option(
+        0.0, "adds this times log(share of the class at the client) to the logits of CE", at_least=0
+    )
 
     def __post_init__(self) -> None:
         check(self)
@@ -174,7 +177,20 @@ class Method:
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         """The terms of the loss, by name, already weighted; their sum is minimised."""
-        return {"ce": cross_entropy(batch)}
+        return {"ce": self.cross_entropy(batch)}
+
+    def cross_entropy(self, batch: Batch, reduction: str = "mean") -> Tensor:
+        """Of the student's classifier.
+
+        With logit adjustment (Menon et al. 2021; in federated learning FedLC, Zhang et al. 2022)
+        a client's many samples of a class no longer push all other classes down. A class that the
+        client lacks counts as half a sample.
+        """
+        logits = batch.student.logits
+        if self.logit_adjustment:
+            counts = batch.client.class_counts.clamp_min(0.5)
+            logits = logits + self.logit_adjustment * (counts / counts.sum()).log()
+        return F.cross_entropy(logits, batch.labels, reduction=reduction)
 
     def moments(self, round: int) -> tuple[Moment, ...]:
         """When this round calls `observe`. A clean pass costs a third of an epoch."""
@@ -225,11 +241,6 @@ class Method:
     def prototypes(self, server: State) -> tuple[Tensor, Tensor] | None:
         """The class prototypes (C, d) and which exist (C,), for nearest-prototype accuracy."""
         return None
-
-
-def cross_entropy(batch: Batch) -> Tensor:
-    """Mean cross-entropy of the student's classifier."""
-    return F.cross_entropy(batch.student.logits, batch.labels)
 
 
 def weighted_average(uploads: list[Upload], weights: list[float]) -> State:

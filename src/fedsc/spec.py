@@ -43,6 +43,11 @@ class RunSpec:
         None, "ratio rho of the largest to the smallest class", at_least=1
     )
     train_limit: int | None = option(None, "use this many training images only", at_least=1)
+    validation: int | None = option(
+        None,
+        "hold out this many training images, and test on them: for choosing hyperparameters",
+        at_least=1,
+    )
 
     model: str = option("auto", "auto, mlp, cnn, conv4, resnet10, mobilenetv2 or FILE.py:CLASS")
     norm: Literal["auto", "batch", "group", "none"] = option(
@@ -71,8 +76,10 @@ class RunSpec:
     queries: int = option(15, "query images per class", at_least=1)
 
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
-    engine: Literal["auto", "sequential", "graphs"] = option(
-        "auto", "one client after another, or many at once in CUDA graphs; auto: by device"
+    engine: Literal["auto", "sequential", "threads", "graphs"] = option(
+        "auto",
+        "one client after another, or several at once, in CPU threads or CUDA graphs; "
+        "auto: by device",
     )
     slots: int | None = option(None, "clients at once in the graph engine (default: 5)", at_least=1)
     compile: bool = option(True, "compile the model before the graph engine captures it")

@@ -6,6 +6,7 @@ only a GPU can do is marked `gpu` and skips itself without one.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,8 +17,9 @@ from torch import Tensor, nn
 
 import fedsc
 from fedsc import METHODS, Outputs, Run
-from fedsc.engines.graphs import default_slots, share_out
+from fedsc.engines.graphs import GraphEngine, Place, default_slots, share_out
 from fedsc.engines.local import ClientData, Training
+from fedsc.models import MLP
 
 TEXTS = [
     *(name for name in METHODS if name != "fedcda"),
@@ -75,6 +77,27 @@ def test_the_number_of_slots_does_not_change_the_result() -> None:
         assert torch.equal(tensor, many.server["model"][name])
 
 
+def test_slots_on_two_devices_give_the_same_weights_as_on_one() -> None:
+    """Two places on one device stand for two GPUs: each with its own data, message and slots."""
+    spec = fedsc.RunSpec(
+        engine="graphs", slots=4, rounds=2, epochs=1, train_limit=400, batch_size=16
+    )
+    models = []
+    for number in (1, 2):
+        torch.manual_seed(0)
+        data = fedsc.load_dataset("digits")
+        federation = fedsc.Federation(spec, data, fedsc.FedSC(), MLP(data.image_shape, 10))
+        engine = federation.engine
+        assert isinstance(engine, GraphEngine)
+        if number == 2:
+            engine.places.append(Place(torch.device("cpu"), data, engine))
+        list(federation.rounds())
+        assert len({id(slot.place) for slot in engine.slots}) == number
+        models.append(federation.server["model"])
+    for name, tensor in models[0].items():
+        assert torch.equal(tensor, models[1][name])
+
+
 def test_a_convolutional_network_with_augmentation() -> None:
     changes: dict[str, Any] = {
         "model": "cnn",
@@ -129,8 +152,19 @@ class Branching(nn.Module):
         return Outputs(features, self.classifier(features))
 
 
+@pytest.fixture
+def exact_convolutions() -> Iterator[None]:
+    """cuDNN in full float32, and with the same algorithm every time."""
+    cudnn = torch.backends.cudnn
+    before = cudnn.allow_tf32, cudnn.deterministic
+    cudnn.allow_tf32, cudnn.deterministic = False, True
+    yield
+    cudnn.allow_tf32, cudnn.deterministic = before
+
+
 @gpu
 @needs_cuda
+@pytest.mark.usefixtures("exact_convolutions")
 @pytest.mark.parametrize("text", TEXTS)
 def test_captured_steps_give_the_same_weights_as_one_by_one(text: str) -> None:
     changes: dict[str, Any] = {"device": "cuda", "model": "resnet10", "rounds": 2, "epochs": 1}
@@ -146,6 +180,23 @@ def test_what_cannot_be_captured_goes_on_one_by_one(capsys: pytest.CaptureFixtur
     )
     assert len(done.records) == 2
     assert "cannot capture" in capsys.readouterr().err
+
+
+@gpu
+@needs_cuda
+def test_a_run_that_meets_out_of_memory_goes_on_with_fewer_slots(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    torch.cuda.empty_cache()
+    _, total = torch.cuda.mem_get_info()
+    changes: dict[str, Any] = {"device": "cuda", "model": "resnet10", "rounds": 1, "epochs": 1}
+    torch.cuda.set_per_process_memory_fraction(1.5 * 2**30 / total)
+    try:
+        done = run("fedavg", engine="graphs", slots=8, batch_size=64, participation=1.0, **changes)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert len(done.records) == 1
+    assert "out of GPU memory: going on with 4 clients at once" in capsys.readouterr().err
 
 
 @gpu

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -267,3 +269,17 @@ def test_cross_entropy_is_a_mean() -> None:
     by_hand = -F.log_softmax(logits, 1)[range(7), labels].sum() / 7
     assert set(terms) == {"ce"}
     assert_equals(terms["ce"], float(by_hand))
+
+
+def test_logit_adjustment_adds_the_log_shares_of_the_client() -> None:
+    """Counts 3, 1 and none (half a sample): shares 6/9, 2/9, 1/9.
+
+    With equal logits the adjusted softmax is the shares themselves, so samples of classes 0 and 2
+    cost ln(9/6) and ln 9, on average ln(13.5) / 2.
+    """
+    logits = torch.zeros(2, 3, dtype=torch.float64)
+    batch = make_batch(Outputs(logits, logits), torch.tensor([0, 2]))
+    counts = torch.tensor([3.0, 1.0, 0.0], dtype=torch.float64)
+    batch = replace(batch, client=replace(batch.client, class_counts=counts))
+    assert_equals(FedProx(mu=0.0, logit_adjustment=1.0).loss(batch)["ce"], math.log(13.5) / 2)
+    assert_equals(FedProx(mu=0.0).loss(batch)["ce"], math.log(3))

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..errors import FedscError, unknown
+from .randomness import generator
 
 Augment = Literal["none", "crop-flip"]
 
@@ -120,6 +122,37 @@ def hold_out_classes(data: Dataset, num_test_classes: int) -> Dataset:
     labels = torch.cat([data.train_labels, data.test_labels])
     return split_by_class(
         data, images, labels, list(range(kept)), list(range(kept, kept + num_test_classes))
+    )
+
+
+def hold_out_images(data: Dataset, number: int) -> Dataset:
+    """Some training images, the same share of every class, in the place of the test images.
+
+    Drawn without the run's seed: all runs choose on the same images, and none sees the test set.
+    """
+    if data.few_shot:
+        raise FedscError(f"{data.name} tests on other classes: leave --validation away")
+    labels = data.train_labels.cpu().numpy()
+    if number < data.num_classes or number > len(labels) - data.num_classes:
+        raise FedscError(
+            f"cannot hold out {number} of the {len(labels)} training images of {data.name} "
+            f"(allowed: {data.num_classes} to {len(labels) - data.num_classes})"
+        )
+    order = generator("validation").permutation(len(labels))
+    # The images of each class in random order; then the first ones of all classes in turn.
+    place_in_class = np.empty(len(labels))
+    for label in range(data.num_classes):
+        members = order[labels[order] == label]
+        place_in_class[members] = (np.arange(len(members)) + 0.5) / len(members)
+    held_out = np.zeros(len(labels), dtype=bool)
+    held_out[np.lexsort((labels, place_in_class))[:number]] = True
+    mask = torch.from_numpy(held_out).to(data.train_labels.device)
+    return replace(
+        data,
+        train_images=data.train_images[~mask],
+        train_labels=data.train_labels[~mask],
+        test_images=data.train_images[mask],
+        test_labels=data.train_labels[mask],
     )
 
 

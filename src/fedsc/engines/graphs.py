@@ -1,10 +1,11 @@
-"""The fast engine: several clients at once on one GPU, each step a captured CUDA graph.
+"""The fast engine: several clients at once on the GPUs, each step a captured CUDA graph.
 
 A step of a small network is over before the CPU has launched its kernels one by one. So a slot
 (room for one client in flight) captures the whole step once: picking the batch, crop and flip,
 forward and backward passes, teachers, loss, observations, optimiser. Training is then nothing but
 replays, and slots on streams of their own fill the card together. Clients go through the slots
-largest first, so any number of them runs in the memory of the slots.
+largest first, so any number of them runs in the memory of the slots. Where there are several GPUs
+the slots are dealt out to them in turn; each GPU holds the data once.
 
 Everything a step reads lies in tensors that stay where they are (`Slot.static`), and `load` fills
 them for the next client; a counter on the device says which row of the plan comes next. On a CPU
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -42,7 +44,6 @@ from .local import (
 )
 
 MOST_SLOTS = 5
-CLEAN_BATCH = 512  # no gradients: larger batches than in training fit
 
 
 class Kernels(NamedTuple):
@@ -52,6 +53,29 @@ class Kernels(NamedTuple):
     forward: Callable[[nn.Module, Tensor], Outputs]
     loss: Callable[[Batch], dict[str, Tensor]]
     observe: Callable[[Moment, Batch, State], State]
+
+
+class Place:
+    """A device with slots on it: its copy of the images and of the server's message."""
+
+    def __init__(self, device: torch.device, data: Dataset, engine: GraphEngine) -> None:
+        self.device = device
+        self.images = Images(data.to(device), engine.training, engine.method.uses_stages)
+        self.message: State = {}  # the same for all clients of a round
+        self.plain = self.compiled = Kernels(
+            self.images.train_batch, self.images.forward, engine.method.loss, engine.method.observe
+        )
+
+    def compile(self) -> None:
+        """Compiled here, captured later: fewer kernels, each with more to do."""
+        parts: Any = (torch.compile(part, dynamic=False) for part in self.plain)
+        self.compiled = Kernels(*parts)
+
+    def receive(self, message: State) -> None:
+        if self.message:
+            copy_into(self.message, message)
+        else:
+            self.message = clone(to_device(message, self.device))
 
 
 class CannotCaptureError(Exception):
@@ -69,26 +93,23 @@ class GraphEngine:
         data: Dataset,
         training: Training,
         largest_client: int,
+        devices: list[torch.device],
         num_slots: int,
         compile: bool,
         say: Callable[[str], None] = print,
     ) -> None:
         self.say = say
         self.method, self.model, self.task, self.training = method, model, task, training
-        self.images = Images(data, training, method.uses_stages)
-        self.device = data.train_images.device
+        self.places = [Place(device, data, self) for device in devices]
+        self.home = self.places[0]  # where the server is
+        self.images = self.home.images
         self.largest_client = largest_client
         self.num_slots = num_slots
         self.slots: list[Slot] = []
         self.loose_slot: Slot | None = None
-        self.message: State = {}  # the server's, the same for all clients of a round
-        self.plain = self.compiled = Kernels(
-            self.images.train_batch, self.images.forward, method.loss, method.observe
-        )
-        if compile and self.device.type == "cuda":
-            # Compiled here, captured later: fewer kernels, each with more to do.
-            parts: Any = (torch.compile(part, dynamic=False) for part in self.plain)
-            self.compiled = Kernels(*parts)
+        if compile and self.home.device.type == "cuda":
+            for place in self.places:
+                place.compile()
 
     def fit(
         self,
@@ -100,10 +121,8 @@ class GraphEngine:
         on_images: OnImages,
     ) -> Iterator[tuple[Upload, State]]:
         """Train the clients; yields each one's upload and its memory for the next time."""
-        if self.message:
-            copy_into(self.message, received)
-        else:
-            self.message = clone(received)
+        for place in self.places:
+            place.receive(received)
         # A graph is captured for full batches. Clients too small for one take a step or so per
         # epoch: they share a slot that is not captured, and are over before the others.
         full = [c for c in clients if c.num_samples >= self.training.batch_size]
@@ -111,7 +130,7 @@ class GraphEngine:
         slots = self.captured_slots(full, global_model, memory_of)
         queues = share_out(full, len(slots), self.training)
         if small:
-            self.loose_slot = self.loose_slot or Slot(self, captures=False)
+            self.loose_slot = self.loose_slot or Slot(self, self.home, captures=False)
             slots, queues = [*slots, self.loose_slot], [*queues, small]
         results: dict[int, tuple[Upload, State]] = {}
         for slot in slots:
@@ -133,13 +152,14 @@ class GraphEngine:
         wanted = min(self.num_slots, len(clients))
         while len(self.slots) < wanted:
             try:
-                slot = Slot(self, captures=self.device.type == "cuda")
+                place = self.places[len(self.slots) % len(self.places)]
+                slot = Slot(self, place, captures=place.device.type == "cuda")
                 slot.prepare(clients[0], global_model, memory_of(clients[0].id))
             except torch.cuda.OutOfMemoryError:
                 if self.num_slots == 1:
                     raise FedscError(
                         f"not even one client with batches of {self.training.batch_size} fits into "
-                        f"the memory of {self.device}: take a smaller batch size or model"
+                        f"the memory of {place.device}: take a smaller batch size or model"
                     ) from None
                 self.num_slots = wanted = max(1, self.num_slots // 2)
                 del self.slots[self.num_slots :]
@@ -151,18 +171,19 @@ class GraphEngine:
                 of_compiler = type(error).__module__.startswith(
                     ("torch._dynamo", "torch._inductor")
                 )
-                if self.compiled is self.plain or not of_compiler:
+                if place.compiled is place.plain or not of_compiler:
                     raise
-                self.compiled = self.plain
+                for place in self.places:
+                    place.compiled = place.plain
                 self.say(f"cannot compile this step, going on without: {in_words(error)[:200]}")
                 continue
             self.slots.append(slot)
         return self.slots[:wanted]
 
 
-def default_slots(cohort_size: int) -> int:
-    """Clients in flight: a few fill the card, and fewer share a skewed cohort out more evenly."""
-    return min(cohort_size, MOST_SLOTS)
+def default_slots(cohort_size: int, num_devices: int = 1) -> int:
+    """Clients in flight: a few fill a card, and fewer share a skewed cohort out more evenly."""
+    return min(cohort_size, MOST_SLOTS * num_devices)
 
 
 def share_out(clients: list[ClientData], number: int, training: Training) -> list[list[ClientData]]:
@@ -179,13 +200,14 @@ def share_out(clients: list[ClientData], number: int, training: Training) -> lis
 class Slot:
     """Room for one client: a replica of the model and everything its training step reads."""
 
-    def __init__(self, engine: GraphEngine, captures: bool) -> None:
-        self.engine, self.method, self.images = engine, engine.method, engine.images
-        self.training, self.task, self.device = engine.training, engine.task, engine.device
+    def __init__(self, engine: GraphEngine, place: Place, captures: bool) -> None:
+        self.place, self.method, self.images = place, engine.method, place.images
+        self.training, self.task, self.device = engine.training, engine.task, place.device
+        self.home = engine.home.device
         self.captures = captures
         on_gpu = self.device.type == "cuda"
         self.stream = torch.cuda.Stream(self.device) if on_gpu else None
-        self.model = channels_last(copy.deepcopy(engine.model))
+        self.model = channels_last(copy.deepcopy(engine.model).to(self.device))
         self.params = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         self.global_params = {name: p.detach().clone() for name, p in self.params.items()}
         self.teachers: dict[str, nn.Module] = {}
@@ -233,7 +255,7 @@ class Slot:
         order, weight, shift, flip = (
             static[name].index_select(0, row)[0] for name in ("order", "weight", "shift", "flip")
         )
-        kernels = self.engine.compiled if self.captures else self.engine.plain
+        kernels = self.place.compiled if self.captures else self.place.plain
         images, labels = kernels.train_batch(static["indices"][order], shift, flip)
         batch = self.batch(images, labels, weight, kernels.forward)
         self.observe("step", batch, kernels)
@@ -268,7 +290,7 @@ class Slot:
             teachers,
             self.params,
             self.global_params,
-            self.engine.message,
+            self.place.message,
             self.client,
             self.observed,
         )
@@ -292,18 +314,19 @@ class Slot:
                     self.step(last_epoch)
         if not self.captures:
             return
-        torch.cuda.synchronize(self.device)
-        pool = torch.cuda.graph_pool_handle()
-        for last_epoch in (False, True):
-            graph = torch.cuda.CUDAGraph()
-            try:
-                with torch.cuda.graph(graph, pool=pool, stream=self.stream):
-                    self.step(last_epoch)
-            except torch.cuda.OutOfMemoryError:
-                raise
-            except RuntimeError as error:
-                raise CannotCaptureError(in_words(error)[:200]) from error
-            self.graphs[last_epoch] = graph
+        with torch.cuda.device(self.device):
+            torch.cuda.synchronize()
+            pool = torch.cuda.graph_pool_handle()
+            for last_epoch in (False, True):
+                graph = torch.cuda.CUDAGraph()
+                try:
+                    with torch.cuda.graph(graph, pool=pool, stream=self.stream):
+                        self.step(last_epoch)
+                except torch.cuda.OutOfMemoryError:
+                    raise
+                except RuntimeError as error:
+                    raise CannotCaptureError(in_words(error)[:200]) from error
+                self.graphs[last_epoch] = graph
 
     @torch.no_grad()
     def load(self, round: int, client: ClientData, global_model: State, memory: State) -> int:
@@ -384,20 +407,25 @@ class Slot:
             return
         self.restart(moment)
         self.model.eval()
-        for images, labels in self.images.clean_batches(client, CLEAN_BATCH):
+        indices = self.static["indices"][: client.num_samples]
+        for images, labels in self.images.clean_batches(indices):
             once = torch.ones(len(labels), device=self.device)
             # Not compiled: the last batch of each client has another size.
-            plain = self.engine.plain
+            plain = self.place.plain
             self.observe(moment, self.batch(images, labels, once, plain.forward), plain)
 
     @torch.no_grad()
     def finish(self, client: ClientData, memory: State, steps: int) -> tuple[Upload, State]:
         losses = {name: total / steps for name, total in self.losses.items()}
-        own = Client(self.client.id.clone(), client.class_counts, to_device(memory, self.device))
+        own = Client(
+            self.client.id.clone(),
+            self.client.class_counts.clone(),
+            to_device(memory, self.device),
+        )
         observed: dict[str, State] = {m: clone(self.observed[m]) for m in self.moments}
-        message = self.engine.message
-        result = LocalResult(copy_state(self.model), losses, observed, message, own)
-        return what_remains(self.method, client, result)
+        result = LocalResult(copy_state(self.model), losses, observed, self.place.message, own)
+        upload, memory = what_remains(self.method, client, result)
+        return to_server(upload, self.home), to_device(memory, self.home)
 
     # Streams -------------------------------------------------------------------------------------
 
@@ -411,14 +439,15 @@ class Slot:
             yield
 
     def follow(self) -> None:
-        """This slot waits for what the main stream has been asked to do."""
+        """This slot waits for what the server has been asked to do, on its own GPU and this one."""
         if self.stream is not None:
-            self.stream.wait_stream(torch.cuda.current_stream(self.device))
+            for device in (self.home, self.device):
+                self.stream.wait_stream(torch.cuda.current_stream(device))
 
     def join(self) -> None:
-        """What follows on the main stream waits for this slot."""
+        """What the server does next waits for this slot."""
         if self.stream is not None:
-            torch.cuda.current_stream(self.device).wait_stream(self.stream)
+            torch.cuda.current_stream(self.home).wait_stream(self.stream)
 
 
 @torch.no_grad()
@@ -433,3 +462,9 @@ def copy_into(static: State, values: State) -> None:
 
 def clone(state: Any) -> State:
     return {k: clone(v) if isinstance(v, dict) else v.clone() for k, v in state.items()}
+
+
+def to_server(upload: Upload, device: torch.device) -> Upload:
+    parts = ("model", "extra", "losses", "measures")
+    moved: Any = {name: to_device(getattr(upload, name), device) for name in parts}
+    return dataclasses.replace(upload, **moved)

@@ -36,8 +36,26 @@ class SequentialEngine:
         self.method, self.task, self.training = method, task, training
         self.images = Images(data, training, method.uses_stages)
         self.device = data.train_images.device
+        self.own_model(model)
+
+    def own_model(self, model: nn.Module) -> None:
+        """A replica of the model to train, and what belongs to it."""
         self.model = channels_last(copy.deepcopy(model))
+        self.params = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+        self.optimiser = torch.optim.SGD(
+            self.params.values(),
+            lr=self.training.lr,
+            momentum=self.training.momentum,
+            weight_decay=self.training.weight_decay,
+            fused=True,
+        )
         self.teachers: dict[str, nn.Module] = {}
+
+    def replica(self) -> SequentialEngine:
+        """A second engine on the same data, that can train at the same time."""
+        other = copy.copy(self)
+        other.own_model(self.model)
+        return other
 
     def fit(
         self,
@@ -96,11 +114,10 @@ class _Visit:
         on_images: OnImages,
     ) -> None:
         self.engine, self.method, self.images = engine, engine.method, engine.images
-        self.training, self.model = engine.training, engine.model
+        self.training, self.model, self.params = engine.training, engine.model, engine.params
         self.round, self.client_data, self.client = round, client_data, client
         self.received, self.on_images = received, on_images
         load_state(self.model, self.method.local_model(global_model, client.memory))
-        self.params = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         self.global_params = {name: global_model[name] for name in self.params}
         self.teachers = {
             name: engine.teacher(name, state)
@@ -113,13 +130,8 @@ class _Visit:
         training = self.training
         plan = plan_of(training, self.round, self.client_data).to(self.engine.device)
         epochs, steps = plan.order.shape[:2]
-        # A fresh optimiser every round: momentum does not outlive the weights it was made for.
-        optimiser = torch.optim.SGD(
-            self.params.values(),
-            lr=training.lr,
-            momentum=training.momentum,
-            weight_decay=training.weight_decay,
-        )
+        # Fresh every round: momentum does not outlive the weights it was made for.
+        self.engine.optimiser.state.clear()
         self.clean_pass("start")
         self.begin("step")
         losses: dict[str, Tensor] = {}
@@ -130,7 +142,7 @@ class _Visit:
                 self.begin("last_epoch")
             self.model.train()
             for step in range(steps):
-                terms = self.step(plan, epoch, step, optimiser, last)
+                terms = self.step(plan, epoch, step, last)
                 if last:
                     for name, term in terms.items():
                         losses[name] = losses.get(name, 0) + term.detach() / steps
@@ -139,14 +151,7 @@ class _Visit:
             copy_state(self.model), losses, self.observed, self.received, self.client
         )
 
-    def step(
-        self,
-        plan: ClientPlan,
-        epoch: int,
-        step: int,
-        optimiser: torch.optim.SGD,
-        last_epoch: bool,
-    ) -> dict[str, Tensor]:
+    def step(self, plan: ClientPlan, epoch: int, step: int, last_epoch: bool) -> dict[str, Tensor]:
         images, labels = self.images.train_batch(
             self.client_data.indices[plan.order[epoch, step]],
             plan.shift[epoch, step],
@@ -155,11 +160,12 @@ class _Visit:
         batch = self.batch(images, labels, plan.weight[step])
         self.observe("step", batch)
         terms = self.method.loss(batch)
-        optimiser.zero_grad(set_to_none=True)
+        for param in self.params.values():
+            param.grad = None
         torch.stack(list(terms.values())).sum().backward()
         if self.training.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.params.values(), self.training.clip_norm)
-        optimiser.step()
+        self.engine.optimiser.step()
         if last_epoch:
             self.observe("last_epoch", batch)
         self.on_images(len(labels))
@@ -202,6 +208,6 @@ class _Visit:
             return
         self.begin(moment)
         self.model.eval()
-        for images, labels in self.images.clean_batches(self.client_data, self.training.batch_size):
+        for images, labels in self.images.clean_batches(self.client_data.indices):
             once = torch.ones(len(labels), device=labels.device)
             self.observe(moment, self.batch(images, labels, once))

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..data.dataset import Dataset, hold_out_classes
+from ..data.dataset import Dataset, hold_out_classes, hold_out_images
 from ..data.images import Progress as DecodingProgress
 from ..data.partition import fingerprint
 from ..data.randomness import generator
@@ -92,7 +92,7 @@ def run(
         model=model if isinstance(model, str) else getattr(model, "__name__", "custom"),
         **options,
     )
-    data = load(spec, data_dir) if isinstance(dataset, str) else few_shot_form(spec, dataset)
+    data = load(spec, data_dir) if isinstance(dataset, str) else arranged(spec, dataset)
     factory = None if isinstance(model, str) else model
     return execute(spec, data, made_method, factory, None if out is None else Path(out), progress)
 
@@ -104,11 +104,16 @@ def load(
 ) -> Dataset:
     """The data set of a specification, from its files."""
     folder = None if data_dir is None else Path(data_dir)
-    return few_shot_form(spec, load_dataset(spec.dataset, folder, progress=progress))
+    return arranged(spec, load_dataset(spec.dataset, folder, progress=progress))
 
 
-def few_shot_form(spec: RunSpec, data: Dataset) -> Dataset:
-    return data if spec.few_shot is None else hold_out_classes(data, spec.few_shot)
+def arranged(spec: RunSpec, data: Dataset) -> Dataset:
+    """The data set with another test set, where the specification asks for one."""
+    if spec.few_shot is not None:
+        data = hold_out_classes(data, spec.few_shot)
+    if spec.validation is not None:
+        data = hold_out_images(data, spec.validation)
+    return data
 
 
 def execute(

@@ -18,7 +18,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..method import Batch, Method, cross_entropy
+from ..method import Batch, Method
 from ..options import option
 from ..state import State
 
@@ -34,7 +34,7 @@ class FedNTD(Method):
         return {"global": received_model} if self.beta else {}
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
-        terms = {"ce": cross_entropy(batch)}
+        terms = {"ce": self.cross_entropy(batch)}
         if self.beta:
             teacher = batch.teachers["global"].logits
             distilled = not_true_divergence(batch.student.logits, teacher, batch.labels, self.tau)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from .. import prototypes as eq
 from ..losses import cpdr
-from ..method import Batch, LocalResult, Method, Moment, Task, Upload, cross_entropy
+from ..method import Batch, LocalResult, Method, Moment, Task, Upload
 from ..models.outputs import Outputs
 from ..options import option
 from ..state import State
@@ -75,7 +75,7 @@ class FedProto(Method):
         return {} if self.shares_weights() else {"model": result.model}
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
-        terms = {"ce": cross_entropy(batch)}
+        terms = {"ce": self.cross_entropy(batch)}
         if self.weight:
             terms["prototype"] = self.weight * prototype_mse(
                 batch.student.features,

@@ -16,7 +16,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..method import Batch, Method, cross_entropy
+from ..method import Batch, Method
 from ..options import option
 
 
@@ -27,7 +27,7 @@ class FedProx(Method):
     mu: float = option(0.01, "weight of the proximal term", at_least=0)
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
-        terms = {"ce": cross_entropy(batch)}
+        terms = {"ce": self.cross_entropy(batch)}
         if self.mu:
             terms["proximal"] = self.mu / 2 * squared_distance(batch.params, batch.global_params)
         return terms

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..losses import LOG_ZERO, mean_over
-from ..method import Batch, Method, cross_entropy
+from ..method import Batch, Method
 from ..options import option
 from ..prototypes import unit
 
@@ -49,7 +49,7 @@ class FedRCL(Method):
     )
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
-        terms = {"ce": cross_entropy(batch)}
+        terms = {"ce": self.cross_entropy(batch)}
         if self.weight:
             level_loss = contrast_code if self.form == "code" else contrast_paper
             losses = [

@@ -41,6 +41,9 @@ class FedSC(Method):
     neighbours: int = option(2, "M of Eq. 8: how many nearest clients are merged", at_least=0)
     rpcl_weight: float = option(1.0, "weight of RPCL in the loss", at_least=0)
     cpdr_weight: float = option(1.0, "weight of CPDR in the loss", at_least=0)
+    schedule: Literal["constant", "rising", "falling"] = option(
+        "constant", "both weights over the rounds: as they are, up from 0 or down to 0 (no paper)"
+    )
     ce: Literal["mean", "sum"] = option("mean", "cross-entropy over a batch (Algorithm 1 sums)")
 
     # Client prototypes, Eq. 3
@@ -130,11 +133,17 @@ class FedSC(Method):
             "consistent": torch.zeros(shape[1:]),  # o^j
             "consistent_exists": torch.zeros(shape[1], dtype=torch.bool),
             "drift": torch.zeros(()),
+            "round": torch.zeros(()),
+            "num_rounds": torch.tensor(float(task.num_rounds)),
         }
 
     def broadcast(self, server: State) -> State:
         names = "relational", "relational_exists", "owner", "consistent", "consistent_exists"
-        return {name: server[name] for name in names}
+        message = {name: server[name] for name in names}
+        if self.schedule != "constant":
+            progress = server["round"] / server["num_rounds"]
+            message["strength"] = progress if self.schedule == "rising" else 1 - progress
+        return message
 
     def aggregate(
         self, server: State, uploads: list[Upload], records: MutableMapping[int, State]
@@ -144,6 +153,7 @@ class FedSC(Method):
             **server,
             **pool,
             **self.build_prototypes(pool, server),
+            "round": server["round"] + 1,
             "model": self.average(uploads),
         }
 
@@ -345,16 +355,21 @@ class FedSC(Method):
         return (totals["distance"] / totals["weight"].clamp_min(1)).clamp_min(U_FLOOR)
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
-        terms = {"ce": F.cross_entropy(batch.student.logits, batch.labels, reduction=self.ce)}
+        terms = {"ce": self.cross_entropy(batch, self.ce)}
+        strength = batch.received.get("strength", 1.0)
         if self.rpcl_weight:
-            terms["rpcl"] = self.rpcl_weight * self.rpcl_loss(batch)
+            terms["rpcl"] = strength * self.rpcl_weight * self.rpcl_loss(batch)
         if self.cpdr_weight:
-            terms["cpdr"] = self.cpdr_weight * cpdr(
-                batch.student.features,
-                batch.labels,
-                batch.received["consistent"],
-                batch.received["consistent_exists"],
-                self.cpdr,
+            terms["cpdr"] = (
+                strength
+                * self.cpdr_weight
+                * cpdr(
+                    batch.student.features,
+                    batch.labels,
+                    batch.received["consistent"],
+                    batch.received["consistent_exists"],
+                    self.cpdr,
+                )
             )
         return terms
 

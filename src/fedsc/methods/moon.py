@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..method import Batch, LocalResult, Method, Task, cross_entropy
+from ..method import Batch, LocalResult, Method, Task
 from ..models.outputs import Outputs
 from ..options import option
 from ..prototypes import unit
@@ -54,7 +54,7 @@ class Moon(Method):
         return {"global": received_model, "previous": memory.get("model", received_model)}
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
-        terms = {"ce": cross_entropy(batch)}
+        terms = {"ce": self.cross_entropy(batch)}
         if self.mu:
             contrast = model_contrast(
                 batch.student.features,
