@@ -51,13 +51,16 @@ class Cell:
     @functools.cached_property
     def name(self) -> str:
         """Of its folder. Cells of different grids that are the same run share it."""
-        words = f"{self.spec.dataset}-{self.spec.partition}-{self.spec.method}-seed{self.seed}"
-        return f"{folder_name(words)}-{spec_hash(identity(self.spec, self.method))}"
+        spec = self.spec
+        words = [spec.dataset, spec.partition]
+        if spec.long_tail:
+            words.append(f"tail{spec.long_tail:g}")
+        words += [spec.method, f"seed{self.seed}"]
+        return f"{folder_name('-'.join(words))}-{spec_hash(identity(spec, self.method))}"
 
     @property
     def title(self) -> str:
-        column = f"{self.column.group_heading}, {self.column.heading}".replace("\n", " ")
-        return f"{column}, {self.row.heading}, seed {self.seed}"
+        return f"{self.column.title}, {self.row.heading}, seed {self.seed}"
 
 
 def cells_of(grid: Grid, seeds: list[int], common: dict[str, Any] | None = None) -> list[Cell]:
@@ -71,10 +74,19 @@ def cells_of(grid: Grid, seeds: list[int], common: dict[str, Any] | None = None)
                 for row in grid.rows:
                     settings = {**column.settings, **row.settings, **(common or {})}
                     text = ",".join(filter(None, (row.method, column.method_options)))
+                    method, text = method_as_written_shortest(text, settings.get("dataset", ""))
                     spec = RunSpec(method=text, seed=seed, **settings)
-                    method = method_from_text(text, spec.dataset)
                     cells.append(Cell(row, column, seed, spec, method))
     return cells
+
+
+def method_as_written_shortest(text: str, dataset: str) -> tuple[Method, str]:
+    """Equal runs have equal names: `fedsc,tau=0.05` is `fedsc`, whose default that is."""
+    method, name = method_from_text(text, dataset), text.split(",")[0].strip()
+    plain = method_from_text(name, dataset)
+    values = {field.name: getattr(method, field.name) for field in dataclasses.fields(method)}
+    changed = [f"{k}={value}" for k, value in values.items() if value != getattr(plain, k)]
+    return method, ",".join([name, *changed])
 
 
 def run_cells(

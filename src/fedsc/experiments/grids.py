@@ -57,6 +57,10 @@ class Column:
     def key(self) -> str:
         return f"{self.group}/{self.name}"
 
+    @property
+    def title(self) -> str:
+        return f"{self.group_heading}, {self.heading}".replace("\n", " ")
+
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
@@ -112,9 +116,9 @@ HEADINGS = {
     "fc100": "FC100, 5-way 5-shot",
 }
 NID = {
-    "nid1_0.05": ("NID1 0.05", "nid1:0.05"),
-    "nid1_0.2": ("NID1 0.2", "nid1:0.2"),
-    "nid1_0.5": ("NID1 0.5", "nid1:0.5"),
+    "nid1_0.05": ("NID1\n0.05", "nid1:0.05"),
+    "nid1_0.2": ("NID1\n0.2", "nid1:0.2"),
+    "nid1_0.5": ("NID1\n0.5", "nid1:0.5"),
     "nid2": ("NID2", "nid2"),
 }
 # What takes the place of a value that digits are too few for: the largest class has 147 images.
@@ -173,7 +177,7 @@ def imbalance_shift(scale: str, dataset: str, rhos: Iterable[int]) -> list[Colum
 
 
 def value_heading(symbol: str, value: float, in_paper: float) -> str:
-    return f"{symbol} = {value:g}" + ("" if value == in_paper else f" (for {in_paper:g})")
+    return f"{symbol} = {value:g}" + ("" if value == in_paper else f"\n(for {in_paper:g})")
 
 
 def rows_for(names: Iterable[str]) -> tuple[Row, ...]:
@@ -240,7 +244,7 @@ def table3(scale: str) -> Grid:
             dataclasses.replace(
                 accuracy,
                 name=f"rounds_to_{level}",
-                heading=f"rounds to {level}%",
+                heading=f"rounds\nto {level}%",
                 rounds_to=level / 100,
             )
             for level in levels
@@ -298,7 +302,7 @@ def figure5(scale: str) -> Grid:
             base,
             group=group,
             name=f"{value:g}",
-            group_heading=f"{symbol}, {base.group_heading}, {base.heading}",
+            group_heading=base.title,
             heading=f"{symbol} = {value:g}",
             method_options=f"{group}={value:g}",
         )
@@ -326,7 +330,7 @@ def figure6(scale: str) -> Grid:
                 Column(
                     name,
                     f"{value}",
-                    f"{symbol}, {heading}",
+                    heading,
                     value_heading(symbol, settings[name], value),
                     settings,
                 )

@@ -256,7 +256,7 @@ def show(
     for line in skipped:
         if line not in (failures or {}).values():
             warn(f"skipped: {line}")
-    console.print(f"\n[bold]{found.grid.title}[/bold]", highlight=False)
+    console.print(f"\n{found.grid.title}", style="bold underline", highlight=False)
     for note in notes_of(found):
         console.print(note, markup=False, highlight=False)
     tables = result_tables(found)
@@ -279,6 +279,7 @@ def show(
 
 
 def print_table(table: TextTable, console: Console) -> None:
+    console.print(f"\n{table.title}", style="bold", markup=False, highlight=False)
     for part in for_terminal(table, console.width):
         console.print(part)
     for note in table.notes:

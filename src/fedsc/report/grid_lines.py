@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -11,6 +10,13 @@ from ..experiments.grids import ordered
 from .grid_table import Results
 from .pictures import COLOURS, STYLE, save_figure
 from .statistics import mean_and_spread
+
+AXIS_LABELS = {
+    "τ": "temperature τ",
+    "M": "number of neighbours M",
+    "K": "number of clients K",
+    "E": "local epochs E",
+}
 
 
 def draw_lines(results: Results, paths: list[Path]) -> None:
@@ -25,7 +31,8 @@ def draw_lines(results: Results, paths: list[Path]) -> None:
             for axes, group in zip(panels[0], groups, strict=True):
                 columns = [column for column in grid.columns if column.group == group]
                 # Evenly spaced: the values span orders of magnitude.
-                labels = [re.sub(r"^.* = | .*$", "", c.heading.split("\n")[0]) for c in columns]
+                symbol = columns[0].heading.split(" = ")[0]
+                labels = [column.heading.split(" = ")[1].split("\n")[0] for column in columns]
                 for colour, row in zip(COLOURS, grid.rows, strict=False):
                     found = [(i, results.values(row, c)) for i, c in enumerate(columns)]
                     points = [
@@ -49,7 +56,9 @@ def draw_lines(results: Results, paths: list[Path]) -> None:
                     )
                 axes.set_xticks(range(len(columns)), labels)
                 axes.set_xlim(-0.4, len(columns) - 0.6)
-                axes.set_xlabel(columns[0].group_heading.split(",")[0])
-            panels[0][0].set_ylabel("test accuracy, %")
+                axes.set_xlabel(AXIS_LABELS[symbol])
+            panels[0][0].set_ylabel("test accuracy of the global model, %")
             panels[0][-1].legend()
+            title = grid.columns[0].group_heading
+            figure.suptitle(title, x=0.01, horizontalalignment="left", fontsize=12)
             save_figure(figure, path)

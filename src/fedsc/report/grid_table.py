@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import functools
 import io
 import statistics
 from collections.abc import Callable, Iterable
@@ -135,20 +136,24 @@ def percent_text(values: list[float | None], expected: int) -> str:
 
 
 def rounds_text(values: list[float | None], expected: int) -> str:
-    """`35.3 ± 2.1`; `(2/3)` behind it where only some of the runs reach the accuracy."""
-    return _reached_text(values, expected, lambda number: f"{number:.1f}")
+    """`35.3 ± 2.1`, or `35` of one seed."""
+    decimals = 1 if len(values) > 1 else 0
+    return reached_text(values, expected, lambda number: f"{number:.{decimals}f}", spread=True)
 
 
-def _reached_text(values: list[float | None], expected: int, show: Callable[[float], str]) -> str:
+def reached_text(
+    values: list[float | None], expected: int, show: Callable[[float], str], spread: bool = False
+) -> str:
+    """What the runs that reach an accuracy needed; `(2/3)` behind it if only two of three do."""
     if not values:
         return MISSING
     numbers = [value for value in values if value is not None]
     if not numbers:
         return NEVER + seeds_text(len(values), expected)
-    mean, spread = mean_and_spread(numbers)
-    text = show(mean) if spread is None else f"{show(mean)} ± {show(spread)}"
-    if len(numbers) == len(values) == 1 and float(numbers[0]).is_integer():
-        text = f"{numbers[0]:g}"
+    mean, deviation = mean_and_spread(numbers)
+    text = show(mean)
+    if spread and deviation is not None:
+        text += f" ± {show(deviation)}"
     if len(numbers) < len(values):
         text += f" ({len(numbers)}/{len(values)})"
     return text + seeds_text(len(values), expected)
@@ -178,7 +183,7 @@ def significance_table(results: Results) -> TextTable | None:
         groups = {row.heading: results.of(row, column) for row in results.grid.rows}
         compared = best_against_second(groups)
         if compared is not None:
-            names.append(f"{column.group_heading}, {column.heading}")
+            names.append(column.title)
             rows.append(compared)
     if not rows:
         return None
@@ -220,7 +225,7 @@ def cost_tables(results: Results, accuracy: float | None = None) -> list[TextTab
     tables = []
     for column in results.columns():
         groups = {row.heading: results.of(row, column) for row in results.grid.rows}
-        title = f"{column.group_heading}, {column.heading}: what an accuracy costs"
+        title = f"{column.title}: what an accuracy costs"
         tables.append(
             TextTable(
                 title,
@@ -238,21 +243,25 @@ def cost_blocks(
     """One row per group of runs, over their seeds."""
     runs = [run for group in groups for run in group]
     target = accuracy if accuracy is not None else level_for_all(runs)
-    blocks = [
-        Block(
+    costs: list[tuple[str, Callable[[RunData], float | None], Callable[[float], str]]] = [
+        (
             f"rounds\nto {100 * level:g}%",
-            ("",),
-            [(rounds_text([rounds_to(r, level) for r in group], expected),) for group in groups],
+            functools.partial(rounds_to, accuracy=level),
+            "{:.1f}".format,
         )
         for level in ACCURACY_LEVELS
     ]
     for name, value_of in (("MB", _megabytes_to), ("seconds", seconds_to)):
-        cells = [
-            (_reached_text([value_of(r, target) for r in group], expected, three_digits),)
-            for group in groups
-        ]
-        blocks.append(Block(f"{name}\nto {100 * target:g}%", ("",), cells))
-    return blocks
+        measure = functools.partial(value_of, accuracy=target)
+        costs.append((f"{name}\nto {100 * target:g}%", measure, three_digits))
+    return [
+        Block(
+            heading,
+            ("",),
+            [(reached_text([value_of(r) for r in group], expected, show),) for group in groups],
+        )
+        for heading, value_of, show in costs
+    ]
 
 
 def three_digits(number: float) -> str:

@@ -61,8 +61,9 @@ class TextTable:
 
 
 def for_terminal(table: TextTable, width: int) -> list[Table]:
-    """As many tables side by side as are needed to keep each within the width."""
+    """As many tables, one below the other, as are needed to keep each within the width."""
     names = max(map(len, [table.row_heading, *table.row_names]))
+    names = min(names, width // 2)  # longer ones are folded
     parts: list[list[Block]] = []
     room = 0
     for block in table.blocks:
@@ -71,14 +72,11 @@ def for_terminal(table: TextTable, width: int) -> list[Table]:
             room = width - names
         parts[-1].append(block)
         room -= block.width()
-    return [_terminal_part(table, part, first=part is parts[0]) for part in parts]
+    return [_terminal_part(table, part) for part in parts]
 
 
-def _terminal_part(table: TextTable, blocks: list[Block], first: bool) -> Table:
+def _terminal_part(table: TextTable, blocks: list[Block]) -> Table:
     made = Table(
-        title=table.title if first else None,
-        title_justify="left",
-        title_style="italic",
         header_style="bold",
         box=box.SIMPLE_HEAD,
         collapse_padding=True,
@@ -88,7 +86,8 @@ def _terminal_part(table: TextTable, blocks: list[Block], first: bool) -> Table:
     for block in blocks:
         for index in range(len(block.names)):
             # Text, not str: brackets in a label are no markup.
-            made.add_column(Text(block.header(index)), justify="right", vertical="bottom")
+            header = Text(block.header(index))
+            made.add_column(header, justify="right", vertical="bottom", no_wrap=True)
     for number, name in enumerate(table.row_names):
         cells = [Text(name)]
         for block in blocks:
