@@ -60,7 +60,8 @@ class Cell:
 
     @property
     def title(self) -> str:
-        return f"{self.column.title}, {self.row.heading}, seed {self.seed}"
+        words = self.column.title, self.row.heading, f"seed {self.seed}"
+        return ", ".join(filter(None, words))
 
 
 def cells_of(grid: Grid, seeds: list[int], common: dict[str, Any] | None = None) -> list[Cell]:
@@ -129,11 +130,15 @@ def run_cells(
             counter.settled += 1
         return True
 
-    elsewhere = [cell for cell in jobs if not work_on(cell, wait=False)]
-    if elsewhere:
-        counter.say(f"waiting for {len(elsewhere)} runs that another process is computing")
-    for cell in elsewhere:
-        work_on(cell, wait=True)
+    try:
+        elsewhere = [cell for cell in jobs if not work_on(cell, wait=False)]
+        if elsewhere:
+            counter.say(f"waiting for {len(elsewhere)} runs that another process is computing")
+        for cell in elsewhere:
+            work_on(cell, wait=True)
+    except KeyboardInterrupt:
+        counter.warn("stopped; the same command goes on from here")
+        raise
     return failures
 
 

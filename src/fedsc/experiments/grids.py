@@ -59,7 +59,9 @@ class Column:
 
     @property
     def title(self) -> str:
-        return f"{self.group_heading}, {self.heading}".replace("\n", " ")
+        """Empty for the only column of a sweep."""
+        words = f"{self.group_heading}, {self.heading}" if self.group_heading else ""
+        return words.replace("\n", " ")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,9 +90,11 @@ class Grid:
                     ]
                     raise unknown(f"column of {self.name}", name, allowed)
             kept_columns = tuple(c for c in self.columns if {c.key, c.group} & set(columns))
-            lost = {c.group for c in self.columns if c.settings and c not in kept_columns}
             # A mean needs all columns of its group.
-            kept_columns = tuple(c for c in kept_columns if c.settings or c.group not in lost)
+            lost = {c.group for c in self.columns if c not in kept_columns}
+            kept_columns = tuple(
+                c for c in kept_columns if c.settings is not None or c.group not in lost
+            )
         if rows is not None:
             names = [row.name for row in self.rows]
             for name in rows:

@@ -279,7 +279,8 @@ def show(
 
 
 def print_table(table: TextTable, console: Console) -> None:
-    console.print(f"\n{table.title}", style="bold", markup=False, highlight=False)
+    if table.title:
+        console.print(f"\n{table.title}", style="bold", markup=False, highlight=False)
     for part in for_terminal(table, console.width):
         console.print(part)
     for note in table.notes:
@@ -334,9 +335,8 @@ def sweep_grid(methods: list[str], values: dict[str, list[str]], settings: dict[
     words = [f"{name}={value}" for name, value in settings.items() if name not in NOT_SWEPT]
     if "dataset" not in values and "dataset" not in settings:
         words.insert(0, f"dataset={RunSpec().dataset}")
-    heading = ", ".join(words)
-    column = Column("sweep", "accuracy", heading, "accuracy", settings)
-    title = f"Sweep over {', '.join(values)}; test accuracy in %"
+    column = Column("sweep", "accuracy", "", "accuracy", settings)
+    title = f"Sweep over {', '.join(values)} with {', '.join(words)}; test accuracy in %"
     return Grid(SWEEP, title, "run", tuple(rows), (column,), {})
 
 

@@ -53,7 +53,7 @@ class Results:
 
     def _group_means(self, row: Row, column: Column) -> Iterable[float]:
         """The mean over a group's columns, for each seed that has them all."""
-        others = [c for c in self.grid.columns if c.group == column.group and c.settings]
+        others = [other for other in self.columns() if other.group == column.group]
         for seed in self.seeds:
             found = [self.runs.get((row.name, other.key, seed)) for other in others]
             runs = [run for run in found if run is not None]
@@ -62,12 +62,14 @@ class Results:
 
     def columns(self) -> list[Column]:
         """Those that show an accuracy of runs of their own."""
-        return [c for c in self.grid.columns if c.settings and c.rounds_to is None]
+        return [c for c in self.grid.columns if c.settings is not None and c.rounds_to is None]
 
 
 def result_tables(results: Results) -> list[TextTable]:
     """A table for each group of columns."""
     grid = results.grid
+    single = results.columns() if len(results.columns()) == 1 else []
+    notes = [significance_text(groups_in(results, column)) for column in single]
     tables = []
     for group in ordered(column.group for column in grid.columns):
         columns = [column for column in grid.columns if column.group == group]
@@ -77,6 +79,7 @@ def result_tables(results: Results) -> list[TextTable]:
                 row_heading=grid.row_heading,
                 row_names=[row.heading for row in grid.rows],
                 blocks=[_block(results, column) for column in columns],
+                notes=tuple(note for note in notes if note),
             )
         )
     return tables
@@ -176,12 +179,13 @@ def best_and_second(means: list[float | None], lower_is_better: bool = False) ->
 
 
 def significance_table(results: Results) -> TextTable | None:
-    """For each column the best row against the second, paired over seeds."""
+    """For each of several columns the best row against the second, paired over seeds."""
+    if len(results.columns()) < 2:
+        return None
     names: list[str] = []
     rows: list[tuple[str, str, str, str]] = []
     for column in results.columns():
-        groups = {row.heading: results.of(row, column) for row in results.grid.rows}
-        compared = best_against_second(groups)
+        compared = best_against_second(groups_in(results, column))
         if compared is not None:
             names.append(column.title)
             rows.append(compared)
@@ -194,6 +198,23 @@ def significance_table(results: Results) -> TextTable | None:
     ]
     note = "p: two-sided paired t-test on the last accuracies of the seeds that both have."
     return TextTable("Best against second", "column", names, blocks, (note,))
+
+
+def groups_in(results: Results, column: Column) -> dict[str, list[RunData]]:
+    return {row.heading: results.of(row, column) for row in results.grid.rows}
+
+
+def significance_text(groups: dict[str, list[RunData]]) -> str:
+    """`fedsc over fedavg by 1.13 points`, and whether that means anything."""
+    compared = best_against_second(groups)
+    if compared is None:
+        return ""
+    best, second, by, p = compared
+    if p[0].isdigit():
+        p = f"paired t-test p = {p}"
+    elif p[0] == "<":
+        p = f"paired t-test p {p}"
+    return f"Best against second: {best} over {second} by {by} points, {p}."
 
 
 def best_against_second(groups: dict[str, list[RunData]]) -> tuple[str, str, str, str] | None:
@@ -224,8 +245,8 @@ def cost_tables(results: Results, accuracy: float | None = None) -> list[TextTab
     """Rounds to 20, 40, 60 and 80%, and bytes and seconds to one accuracy, for each column."""
     tables = []
     for column in results.columns():
-        groups = {row.heading: results.of(row, column) for row in results.grid.rows}
-        title = f"{column.title}: what an accuracy costs"
+        groups = groups_in(results, column)
+        title = f"What an accuracy costs: {column.title}".removesuffix(": ")
         tables.append(
             TextTable(
                 title,
@@ -314,7 +335,8 @@ def markdown_page(results: Results, accuracy: float | None = None) -> str:
 def latex_page(results: Results, accuracy: float | None = None) -> str:
     tables = _all_tables(results, accuracy)
     title = results.grid.title
-    tables = [dataclasses.replace(table, title=f"{title}. {table.title}") for table in tables]
+    titles = [f"{title}. {table.title}".removesuffix(". ") for table in tables]
+    tables = [dataclasses.replace(t, title=words) for t, words in zip(tables, titles, strict=True)]
     head = "% \\usepackage{booktabs}\n" + "".join(f"% {note}\n" for note in notes_of(results))
     return head + "\n" + "\n".join(map(as_latex, tables))
 

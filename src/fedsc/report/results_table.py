@@ -10,12 +10,12 @@ from typing import Any
 from ..errors import FedscError
 from .grid_table import (
     as_csv,
-    best_against_second,
     best_and_second,
     cost_blocks,
     level_for_all,
     numbers_of,
     percent_text,
+    significance_text,
 )
 from .runs import RunData, setting_of
 from .text_table import Block, TextTable, as_latex, as_markdown
@@ -71,12 +71,8 @@ def results_tables(runs: list[RunData], accuracy: float | None = None) -> list[T
             Block("best", ("",), best),
         ]
         blocks += cost_blocks(list(groups.values()), accuracy)
-        compared = best_against_second(groups)
         notes = ["Test accuracy in % after the last round and at its best."]
-        if compared is not None:
-            first, second, by, p = compared
-            p = p if p[0].isalpha() else f"paired t-test p {p if p[0] == '<' else '= ' + p}"
-            notes.append(f"Best against second: {first} over {second} by {by} points, {p}.")
+        notes += filter(None, [significance_text(groups)])
         tables.append(TextTable(title, "method", list(groups), blocks, tuple(notes)))
     return tables
 

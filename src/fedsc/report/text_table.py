@@ -114,7 +114,8 @@ def as_markdown(table: TextTable) -> str:
         lines.append(cells)
     rows = "\n".join("| " + " | ".join(line) + " |" for line in lines)
     notes = "".join(f"\n{_markdown(note)}\n" for note in table.notes)
-    return f"### {_markdown(table.title)}\n\n{rows}\n{notes}"
+    title = f"### {_markdown(table.title)}\n\n" if table.title else ""
+    return f"{title}{rows}\n{notes}"
 
 
 def as_latex(table: TextTable) -> str:
