@@ -98,8 +98,6 @@ def run_cells(
     quiet: bool = False,
 ) -> dict[str, str]:
     """Compute what is missing; returns what went wrong, by the name of the cell."""
-    with explain_write_errors(out / LOCKS):
-        (out / LOCKS).mkdir(parents=True, exist_ok=True)
     load_once = remember_last_data(console, data_dir)
     jobs = list({cell.name: cell for cell in cells}.values())
     failures: dict[str, str] = {}
@@ -111,8 +109,8 @@ def run_cells(
             if read_cell(out, cell) is not None:
                 counter.settled += 1
                 return True
-            with cell_lock(out, cell.name, wait) as locked:
-                if not locked:
+            with locked(out, cell.name, wait) as held:
+                if not held:
                     return False
                 if read_cell(out, cell) is not None:  # another process was quicker
                     counter.settled += 1
@@ -164,9 +162,12 @@ def read_cell(out: Path, cell: Cell) -> RunData | None:
 
 
 @contextlib.contextmanager
-def cell_lock(out: Path, name: str, wait: bool) -> Iterator[bool]:
-    """Hold a cell for this process; gives False if another process holds it and we do not wait."""
-    with (out / LOCKS / f"{name}.lock").open("a") as file:
+def locked(out: Path, name: str, wait: bool = True) -> Iterator[bool]:
+    """Hold a name for this process; gives False if another process holds it and we do not wait."""
+    with contextlib.ExitStack() as stack:
+        with explain_write_errors(out / LOCKS):
+            (out / LOCKS).mkdir(exist_ok=True)
+            file = stack.enter_context((out / LOCKS / f"{name}.lock").open("a"))
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:

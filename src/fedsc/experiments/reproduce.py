@@ -36,7 +36,7 @@ from ..report.results_table import results_file, results_tables
 from ..report.runs import RunData, find_runs
 from ..report.text_table import TextTable, for_terminal
 from ..spec import NOT_PART_OF_THE_HASH, RunSpec
-from .cells import LOCKS, cell_lock, cells_of, read_cell, run_cells
+from .cells import cells_of, locked, read_cell, run_cells
 from .compare import folder_name
 from .grids import GRIDS, SCALES, Column, Grid, Row, grid
 
@@ -102,10 +102,10 @@ def reproduce(
             [row.name for row in one.rows],
             seeds,
         )
-        with cell_lock(out, one.name, wait=True):
-            together = with_what_was_asked_before(out, asked)
-            together.write(out)
+        with locked(out, one.name):
+            with_what_was_asked_before(out, asked).write(out)
         failures = run_cells(cells_of(one, seeds, common), out, console, data_dir, quiet)
+        together = read_asked(out / f"{one.name}.json")  # other processes may have added to it
         show(out, together, console, failures=failures)
         whole = whole and not failures
     return whole
@@ -126,7 +126,7 @@ def sweep(
     cells = cells_of(asked.grid(), asked.seeds)
     first = cells[0].spec
     out = prepare(out or Path("runs") / folder_name(f"sweep-{first.dataset}-{first.partition}"))
-    with cell_lock(out, SWEEP, wait=True):
+    with locked(out, SWEEP):
         asked.write(out)
     failures = run_cells(cells, out, console, data_dir, quiet)
     show(out, asked, console, failures=failures)
@@ -191,7 +191,7 @@ def prepare(out: Path) -> Path:
     if out.exists() and not out.is_dir():
         raise FedscError(f"--out {out} is a file: give a folder")
     with explain_write_errors(out):
-        (out / LOCKS).mkdir(parents=True, exist_ok=True)
+        out.mkdir(parents=True, exist_ok=True)
     return out
 
 
@@ -266,14 +266,17 @@ def show(
     for table in tables:
         print_table(table, console)
     pages = {"md": markdown_page, "tex": latex_page, "csv": csv_page}
-    for suffix, page in pages.items():
-        write_atomically(out / f"{asked.name}.{suffix}", page(found, accuracy).encode())
+    drawn = []
+    with locked(out, asked.name):  # another process may be writing the same files
+        for suffix, page in pages.items():
+            write_atomically(out / f"{asked.name}.{suffix}", page(found, accuracy).encode())
+        if asked.name in DRAWINGS and found.runs:
+            drawn = DRAWINGS[asked.name](found, out)
     console.print(
         f"Tables in {out / asked.name}.md, .tex and .csv", soft_wrap=True, highlight=False
     )
-    if asked.name in DRAWINGS and found.runs:
-        for path in DRAWINGS[asked.name](found, out):
-            console.print(f"Picture in {path}", soft_wrap=True, highlight=False)
+    for path in drawn:
+        console.print(f"Picture in {path}", soft_wrap=True, highlight=False)
     for reason, number in collections.Counter((failures or {}).values()).items():
         warn(f"{number} run{'s' if number > 1 else ''} left out: {reason}")
 
