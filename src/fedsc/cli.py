@@ -341,7 +341,10 @@ def reproduce(
     quiet: bool = QUIET,
     **given: Any,
 ) -> None:
-    """Run the paper's tables and figures; what is finished already is not run again."""
+    """Run the paper's tables and figures; without a name, list them.
+
+    What is finished already is not run again.
+    """
     from .experiments.reproduce import list_grids
     from .experiments.reproduce import reproduce as run_grids
 

@@ -19,8 +19,9 @@ import pytest
 from rich.console import Console
 
 from fedsc import FedscError
+from fedsc.cli import main
 from fedsc.experiments.cells import Cell, cells_of
-from fedsc.experiments.grids import grid
+from fedsc.experiments.grids import GRIDS, SCALES, grid
 from fedsc.experiments.reproduce import parse_values, reproduce, results, sweep, sweep_grid
 from fedsc.experiments.runner import execute, load
 from fedsc.progress import Silent
@@ -323,6 +324,35 @@ def test_a_sweep_runs_every_combination(tmp_path: Path) -> None:
     results([tmp_path], again)
     assert again.file.getvalue() == printed  # type: ignore[attr-defined]
     assert contents(finished(tmp_path)) == before
+
+
+def test_the_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fedsc(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fedsc", *words])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        return int(stop.value.code or 0), *capsys.readouterr()
+
+    monkeypatch.chdir(tmp_path)
+    quick = [f"--{name.replace('_', '-')}={value}" for name, value in TINY.items()]
+    quick += ["--device=cpu", "--quiet", "--method=fedavg"]
+    code, out, err = fedsc("sweep", "--set", "lr=0.01,0.1", *quick)
+    assert (code, err) == (0, "")
+    assert (tmp_path / "runs" / "sweep-digits-iid" / "sweep.md").exists()
+    assert fedsc("results", "runs/sweep-digits-iid") == (0, out, "")
+    code, out, err = fedsc("sweep", "--set", "dataset=digits,nothing", *quick, "--out", "other")
+    assert code == 1
+    assert "1 run left out: unknown data set 'nothing'" in err
+    assert "missing" in out
+    code, out, _ = fedsc("reproduce")
+    assert code == 0
+    assert all(name in out for name in (*GRIDS, *SCALES))
+    code, _, err = fedsc("reproduce", "table6")
+    assert code == 2
+    assert "figure7" in err
+    assert fedsc("results", "runs/sweep-digits-iid", "--write", "x.md")[0] == 2
 
 
 @pytest.mark.parametrize(
