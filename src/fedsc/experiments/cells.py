@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import fcntl
 import functools
+import gc
 import json
 import sys
 import time
@@ -118,6 +119,7 @@ def run_cells(
                 counter.begin(cell)
                 data = load_once(cell.spec.dataset, cell.spec.few_shot)
                 progress = choose_progress(quiet, console)
+                gc.collect()  # the last run's models refer to each other, and may fill a GPU
                 execute(cell.spec, data, cell.method, None, out / cell.name, progress, resume=True)
                 counter.end()
         except Exception as error:  # the other cells of a long night must not suffer for this one
