@@ -1,4 +1,4 @@
-"""The command line: `fedsc run`, `fedsc methods`, `fedsc data`, `fedsc bench`."""
+"""The command line: `fedsc run`, `methods`, `data`, `bench`, `reproduce`, `sweep`, `results`."""
 
 from __future__ import annotations
 
@@ -317,3 +317,89 @@ def bench(
 
 
 app.command("bench")(options_from_spec(BENCH_OPTIONS)(bench))
+
+
+WHERE_COMPUTED = ("device", "engine", "slots", "compile", "client_memory", "threads")
+SEEDS = typer.Option(1, help="number of seeds, for mean and spread: 0, 1, ...", min=1)
+QUIET = typer.Option(False, "--quiet", help="show the tables only")
+
+
+def reproduce(
+    names: list[str] | None = typer.Argument(
+        None, help="table1 to table5, figure1, figure5, figure6, figure7, or all; none: list them"
+    ),
+    scale: str = typer.Option(
+        "paper", help="paper, small (real data, less of it) or smoke (a minute on a CPU)"
+    ),
+    columns: str | None = typer.Option(
+        None, help="some of the columns: cifar10,cifar100 or cifar10/nid2 (default: all)"
+    ),
+    methods: str | None = typer.Option(None, help="some of the rows: fedavg,fedsc (default: all)"),
+    seeds: int = SEEDS,
+    out: Path | None = typer.Option(
+        None, help="folder for runs and tables (default: runs/reproduce-SCALE)"
+    ),
+    data_dir: Path | None = DATA_DIR,
+    quiet: bool = QUIET,
+    **given: Any,
+) -> None:
+    """Run the paper's tables and figures; without a name, list them.
+
+    What is finished already is not run again.
+    """
+    from .experiments.reproduce import list_grids
+    from .experiments.reproduce import reproduce as run_grids
+
+    if not names:
+        list_grids(console)
+        return
+    kept = listed(columns), listed(methods)
+    if not run_grids(names, scale, *kept, seeds, out, console, given, data_dir, quiet):
+        raise typer.Exit(1)
+
+
+def listed(text: str | None) -> list[str] | None:
+    return None if text is None else [word.strip() for word in text.split(",")]
+
+
+def sweep(
+    values: list[str] = typer.Option(
+        ..., "--set", help="an option of the run or the method and its values: tau=0.05,0.1"
+    ),
+    method: list[str] | None = typer.Option(
+        None, help="a method, with options if any; give several to compare them (default: fedsc)"
+    ),
+    seeds: int = SEEDS,
+    out: Path | None = typer.Option(
+        None, help="folder for runs and tables (default: runs/sweep-DATASET-PARTITION)"
+    ),
+    data_dir: Path | None = DATA_DIR,
+    quiet: bool = QUIET,
+    **given: Any,
+) -> None:
+    """Run every combination of some options' values; what is finished is not run again."""
+    from .experiments.reproduce import parse_values
+    from .experiments.reproduce import sweep as run_sweep
+
+    asked = method or ["fedsc"], parse_values(values)
+    if not run_sweep(*asked, seeds, given, out, console, data_dir, quiet):
+        raise typer.Exit(1)
+
+
+@app.command()
+def results(
+    folders: list[Path] = typer.Argument(help="folders with runs, or those of reproduce and sweep"),
+    accuracy: float | None = typer.Option(
+        None, help="accuracy in % whose cost in bytes and seconds is shown", min=0, max=100
+    ),
+    write: Path | None = typer.Option(None, help="write the tables to this .md, .tex or .csv"),
+) -> None:
+    """Show runs as tables, or the tables of a grid again, without running anything."""
+    from .experiments.reproduce import results as show_results
+
+    show_results(folders, console, None if accuracy is None else accuracy / 100, write)
+
+
+app.command("reproduce")(options_from_spec(WHERE_COMPUTED)(reproduce))
+RUN_OPTIONS = tuple(opt.name for opt in options_of(RunSpec) if opt.name not in ("method", "seed"))
+app.command("sweep")(options_from_spec(RUN_OPTIONS)(sweep))

@@ -18,7 +18,6 @@ from ..errors import FedscError
 from ..files import explain_write_errors, write_atomically
 from ..methods import method_from_text
 from ..progress import Lines, Live, Silent, data_progress
-from ..report.pictures import draw_curves
 from ..report.runs import RunData, read_run
 from ..report.table import comparison_rows, comparison_table, markdown_table
 from ..spec import RunSpec
@@ -83,6 +82,8 @@ def compare(
             if not (out / name / "summary.json").exists():
                 progress = choose_progress(quiet, console)
                 execute(spec, data, methods[name], None, out / name, progress, resume)
+
+    from ..report.pictures import draw_curves
 
     runs = [read_run(out / name) for name in specs]
     console.print(comparison_table(runs))

@@ -190,19 +190,26 @@ def build(
 
 def describe(federation: Federation, model_name: str) -> dict[str, Any]:
     """All that decides the result of a run, with nothing left to a default."""
-    spec, data, method = federation.spec, federation.data, federation.method
+    spec, data = federation.spec, federation.data
     return {
-        **dataclasses.asdict(spec),
-        "clients": spec.num_clients,
+        **identity(spec, federation.method),
         "model": model_name,
         "augment": data.augment if spec.augment == "auto" else spec.augment,
         "engine": federation.engine_name,
         "precision": federation.precision,
+        "data_checksum": data.checksum(),
+        "partition_hash": fingerprint(federation.parts),
+    }
+
+
+def identity(spec: RunSpec, method: Method) -> dict[str, Any]:
+    """What decides the result of a run, as far as it is known before the data are read."""
+    return {
+        **dataclasses.asdict(spec),
+        "clients": spec.num_clients,
         "label": spec.method,
         "method": {"name": method.name, **dataclasses.asdict(method)},
         "code": {text: file_hash(text) for text in (spec.model, spec.method) if is_path(text)},
-        "data_checksum": data.checksum(),
-        "partition_hash": fingerprint(federation.parts),
     }
 
 

@@ -6,8 +6,6 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-from scipy.stats import ttest_rel
-
 from .runs import RunData
 
 ACCURACY_LEVELS = (0.2, 0.4, 0.6, 0.8)  # of the paper's Table 3
@@ -47,6 +45,8 @@ def paired_p_value(first: list[RunData], second: list[RunData]) -> float | None:
     differences = {round(a - b, 12) for a, b in zip(*pairs, strict=True)}
     if len(seeds) < 2 or len(differences) < 2:
         return None
+    from scipy.stats import ttest_rel  # takes a second to import
+
     return float(ttest_rel(*pairs).pvalue)
 
 
