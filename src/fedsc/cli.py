@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import sys
@@ -315,3 +316,51 @@ def bench(
 
 
 app.command("bench")(options_from_spec(BENCH_OPTIONS)(bench))
+
+
+RUNS = typer.Argument(help="run folders, or folders that hold some")
+
+
+@app.command()
+def report(
+    runs: list[Path] = RUNS,
+    out: Path = typer.Option(Path("report.html"), "--out", "-o", help="file for the page"),
+) -> None:
+    """Write one HTML page with all figures and tables of the runs; it opens offline."""
+    from rich.progress import track
+
+    from .report.page import RunReader, write_report
+
+    def watch(folders: Any) -> Any:
+        return track(folders, "Reading runs", console=console, transient=True)
+
+    data = RunReader(runs).page_data(watch)
+    say_skipped(data)
+    if not data["runs"]:
+        raise FedscError("there is no run to show: give folders that `fedsc run` has written")
+    size = write_report(data, out)
+    number = len(data["runs"])
+    console.print(f"{number} runs in {out} ({size / 2**20:.1f} MiB)", soft_wrap=True)
+
+
+@app.command()
+def board(
+    runs: list[Path] = RUNS,
+    port: int = typer.Option(8642, help="port on 127.0.0.1; 0 takes any that is free"),
+) -> None:
+    """Serve the page of `fedsc report` on this machine, growing while runs go on."""
+    from .report.board import Board
+
+    for path in runs:
+        if not path.is_dir():
+            raise FedscError(f"{path} is not a folder: give one that holds runs, or will")
+    with Board(runs, port) as server:
+        say_skipped(server.current())
+        console.print(f"Board at {server.url} until Ctrl-C", soft_wrap=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            server.serve_forever()
+
+
+def say_skipped(data: dict[str, Any]) -> None:
+    for line in data["skipped"]:
+        print(f"fedsc: {line}", file=sys.stderr)
