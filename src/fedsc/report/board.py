@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import threading
 from collections.abc import Callable
@@ -50,8 +49,7 @@ class Board(ThreadingHTTPServer):
         """What the page shows now; `stamp` is the same as long as that is."""
         with self.reading:
             data = self.reader.page_data()
-        stamp = hashlib.sha256(json.dumps(data, allow_nan=False).encode()).hexdigest()[:16]
-        return {**data, "stamp": stamp, "poll": True}
+            return {**data, "stamp": self.reader.stamp, "poll": True}
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -61,10 +59,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         address = urlsplit(self.path)
         answers: dict[str, Callable[[str], None]] = {"/": self.page, "/data.json": self.data}
-        # Another name for this machine: some page elsewhere may be asking.
-        if self.headers.get("Host") not in {
-            f"{name}:{self.server.server_port}" for name in (HOST, "localhost")
-        }:
+        # Pages elsewhere could ask by a name of their own; the port may be that of a tunnel.
+        if self.headers.get("Host", "").rpartition(":")[0] not in (HOST, "localhost"):
             self.answer(HTTPStatus.FORBIDDEN, "text/plain", b"ask for 127.0.0.1\n")
         elif address.path not in answers:
             self.answer(HTTPStatus.NOT_FOUND, "text/plain", b"there is only /\n")

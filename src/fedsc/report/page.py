@@ -7,11 +7,13 @@ they draw it with Plotly. Nothing is fetched when the page is opened.
 from __future__ import annotations
 
 import base64
+import contextlib
 import gzip
 import hashlib
 import itertools
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -82,11 +84,13 @@ METRICS = {
 NO_METRIC = ("round", "cohort", "per_class", "diverged")
 LESS_IS_BETTER = ("ece", "train_loss", "timing", "bytes", "prototype_drift")
 
-# Facts of a specification that are no option of the run, or that setting_of and the label say.
-NOT_IN_A_LABEL = {
+# Facts of a specification that are no option of the run.
+NO_OPTION = {
     *("format", "hash", "code", "data_checksum", "partition_hash", "seed", "method", "dataset"),
-    *("partition", "long_tail", "few_shot", "clients", "participation", "epochs", "model"),
     *NOT_PART_OF_THE_HASH,
+}
+IN_A_SETTING = {  # said by setting_of
+    *("partition", "long_tail", "few_shot", "clients", "participation", "epochs", "model"),
 }
 # Files that other commands leave in a run folder, and what the page cannot do without.
 EXTRAS = {
@@ -96,6 +100,7 @@ EXTRAS = {
 }
 
 Json = dict[str, Any]
+Stamp = list[tuple[int, int] | None]  # time and size of each file, None if it is not there
 Watch = Callable[[Iterable[Path]], Iterable[Path]]  # shows progress over folders
 
 
@@ -104,24 +109,34 @@ class RunReader:
 
     def __init__(self, paths: list[Path]) -> None:
         self.paths = paths
-        self._known: dict[Path, tuple[Any, tuple[RunData, Json] | FedscError]] = {}
+        self._known: dict[Path, tuple[Stamp, tuple[RunData, Json] | FedscError]] = {}
+        self._state: Any = None
+        self._data: Json = {}
 
     def page_data(self, watch: Watch = iter) -> Json:
         """All that the page shows; folders that cannot be read are named under `skipped`."""
         folders, skipped = find_folders(self.paths)
-        read: list[tuple[RunData, Json]] = []
-        for folder in watch(folders):
-            stamp = _stamp(folder)
-            if folder not in self._known or self._known[folder][0] != stamp:
-                self._known[folder] = stamp, _read(folder)
-            found = self._known[folder][1]
-            if isinstance(found, FedscError):
-                skipped.append(str(found))
-            else:
-                read.append(found)
-        for folder in self._known.keys() - set(folders):
-            del self._known[folder]
-        return _page_data(read, skipped)
+        stamps = {folder: _stamp(folder) for folder in folders}
+        if self._state == (stamps, skipped):
+            return self._data
+        known = self._known
+        self._known = {
+            folder: known[folder]
+            if folder in known and known[folder][0] == stamps[folder]
+            else (stamps[folder], _read(folder))
+            for folder in watch(folders)
+        }
+        self._state = stamps, skipped
+        found = [content for _, content in self._known.values()]
+        errors = [str(content) for content in found if isinstance(content, FedscError)]
+        read = [content for content in found if not isinstance(content, FedscError)]
+        self._data = _page_data(read, [*skipped, *errors])
+        return self._data
+
+    @property
+    def stamp(self) -> str:
+        """Another whenever page_data has found something new."""
+        return hashlib.sha256(repr(self._state).encode()).hexdigest()[:16]
 
 
 def write_report(data: Json, path: Path) -> int:
@@ -182,10 +197,10 @@ def _sha256(text: str) -> str:
 # One run ------------------------------------------------------------------------------------------
 
 
-def _stamp(folder: Path) -> list[tuple[int, int] | None]:
+def _stamp(folder: Path) -> Stamp:
     """Changes whenever a file changes that the page is made from."""
     names = "spec.json", "metrics.jsonl", "summary.json", "partition.json"
-    stats: list[tuple[int, int] | None] = []
+    stats: Stamp = []
     for name in (*names, *(f"{extra}.json" for extra in EXTRAS)):
         try:
             stat = (folder / name).stat()
@@ -319,7 +334,7 @@ def _page_data(read: list[tuple[RunData, Json]], skipped: list[str]) -> Json:
         "colours": {"light": COLOURS, "dark": COLOURS_ON_DARK},
         "levels": ACCURACY_LEVELS,
         "metrics": _metrics(runs),
-        "methods": sorted({run["method"] for run in runs}),
+        "methods": sorted({run["method"] for run in runs}, key=_numbers_by_size),
         "partitions": partitions,
         "runs": runs,
         "groups": groups,
@@ -351,7 +366,7 @@ def _method_labels(runs: list[RunData]) -> list[str]:
     keys = [(run.spec["dataset"], setting_of(run.spec), run.label) for run in runs]
     for key, run in zip(keys, runs, strict=True):
         seen = values.setdefault(key, {})
-        for name in run.spec.keys() - NOT_IN_A_LABEL:
+        for name in run.spec.keys() - NO_OPTION - IN_A_SETTING:
             seen.setdefault(name, set()).add(json.dumps(run.spec[name]))
     labels = []
     for key, run in zip(keys, runs, strict=True):
@@ -361,32 +376,32 @@ def _method_labels(runs: list[RunData]) -> list[str]:
 
 
 def _varying_options(runs: list[RunData]) -> list[Json]:
-    """For each run, the numeric options that take several values among the runs of its method."""
-    found = [_numeric_options(run.spec) for run in runs]
+    """For each run, the options that take several values among the runs of its method."""
+    found = [_options(run.spec) for run in runs]
     keys = [(run.spec["dataset"], run.spec["method"]["name"]) for run in runs]
-    values: dict[Any, set[float]] = {}
+    values: dict[Any, set[str]] = {}
     for key, options in zip(keys, found, strict=True):
         for name, value in options.items():
-            values.setdefault((key, name), set()).add(value)
+            values.setdefault((key, name), set()).add(json.dumps(value))
     return [
         {name: value for name, value in options.items() if len(values[key, name]) > 1}
         for key, options in zip(keys, found, strict=True)
     ]
 
 
-def _numeric_options(spec: Json) -> dict[str, float]:
-    left_out = {"format", "seed", "episodes", *NOT_PART_OF_THE_HASH}
-    both = {**{k: v for k, v in spec.items() if k not in left_out}, **spec["method"]}
-    kind, _, rest = str(spec["partition"]).partition(":")
-    both[f"{kind} parameter"] = _number(rest.split(":")[0])
-    return {k: v for k, v in both.items() if type(v) in (int, float)}
+def _options(spec: Json) -> Json:
+    """Options of the run and of its method; a partition as its kind and its parameter."""
+    kind, _, parameter = str(spec["partition"]).partition(":")
+    options = {k: v for k, v in spec.items() if k not in NO_OPTION}
+    with contextlib.suppress(ValueError):  # it has none, or several
+        options |= {f"{kind} parameter": float(parameter), "partition": kind}
+    return {**options, **{k: v for k, v in spec["method"].items() if k != "name"}}
 
 
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
+def _numbers_by_size(text: str) -> list[tuple[float, str]]:
+    """Sorts tau=2 before tau=10."""
+    parts = re.split(r"(\d+(?:\.\d+)?)", text)
+    return [(float(part), "") if i % 2 else (0.0, part) for i, part in enumerate(parts)]
 
 
 def _metrics(runs: list[Json]) -> list[Json]:

@@ -18,7 +18,9 @@ const runsOf = (indices) => indices.map((index) => data.runs[index]);
 
 // Groups of the chosen data set and setting: one per method, over seeds.
 function groups() {
-  return data.groups.filter((g) => g.dataset === choice.dataset && g.setting === choice.setting);
+  return data.groups
+    .filter((g) => g.dataset === choice.dataset && g.setting === choice.setting)
+    .sort((a, b) => place(a.method) - place(b.method));
 }
 
 const visibleGroups = () => groups().filter((g) => !choice.hidden.has(g.method));

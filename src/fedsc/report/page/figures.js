@@ -65,8 +65,11 @@ function download(plot, format) {
   return Plotly.downloadImage(figure, { format, filename, width, height, scale: 2 });
 }
 
-function config() {
-  return {
+// One object for good: Plotly starts a figure anew, without its zoom, when it gets another.
+let config = null;
+
+function plotlyConfig() {
+  config ??= {
     responsive: true,
     displaylogo: false,
     modeBarButtonsToRemove: ["toImage", "select2d", "lasso2d", "autoScale2d"],
@@ -75,6 +78,7 @@ function config() {
       { name: "svg", title: "Download SVG", icon: Plotly.Icons.disk, click: (p) => download(p, "svg") },
     ],
   };
+  return config;
 }
 
 // Draw into a panel. Zoom stays as long as `view` does: what is shown, not which runs have come in.
@@ -86,7 +90,7 @@ function draw(id, traces, layout, view = "") {
     plot.textContent = "";
   }
   const key = [choice.dataset, choice.setting, view].join("|");
-  return Plotly.react(plot, traces, { ...baseLayout(), uirevision: key, ...layout }, config());
+  return Plotly.react(plot, traces, { ...baseLayout(), uirevision: key, ...layout }, plotlyConfig());
 }
 
 function drawNothing(id, text) {
@@ -103,27 +107,25 @@ const note = (id, text) => {
 
 function shades() {
   return isDark()
-    ? [[0, "#1b2530"], [0.5, "#2f6fa8"], [1, "#a9dbff"]]
-    : [[0, "#f1f6fb"], [0.5, "#5b9fd0"], [1, "#0b3f73"]];
+    ? [[0, "#1b2530"], [0.4, "#275a88"], [0.7, "#4f9bd8"], [1, "#b5e0ff"]]
+    : [[0, "#f1f6fb"], [0.4, "#bdd7ec"], [0.7, "#5b9fd0"], [1, "#0b3f73"]];
 }
 
-function heatmap(trace) {
+// A heat map, with gaps between cells and numbers in them where there is room.
+function heatmap(id, format, trace) {
+  const { clientWidth, clientHeight } = byId(id).querySelector(".plot");
+  const width = (clientWidth - 170) / trace.z[0].length;
+  const height = (clientHeight - 60) / trace.z.length;
   return {
     type: "heatmap",
     colorscale: shades(),
-    xgap: 2,
-    ygap: 2,
+    xgap: width > 10 ? 2 : 0,
+    ygap: height > 10 ? 2 : 0,
     hoverongaps: false,
-    colorbar: { thickness: 10, outlinewidth: 0, len: 1, ticklen: 3, ...trace.colorbar },
+    ...(width > 30 && height > 15 ? { texttemplate: format, textfont: { size: 11 } } : {}),
     ...trace,
+    colorbar: { thickness: 10, outlinewidth: 0, ticklen: 0, ...trace.colorbar },
   };
-}
-
-// Numbers stand in the cells of a heat map where there is room for them.
-function cellText(id, columns, rows, format) {
-  const { clientWidth, clientHeight } = byId(id).querySelector(".plot");
-  const fits = (clientWidth - 170) / columns > 30 && (clientHeight - 60) / rows > 15;
-  return fits ? { texttemplate: format, textfont: { size: 11 } } : {};
 }
 
 // Categories on an axis, by name where they can be read, else by number.

@@ -80,7 +80,20 @@ function drawAll() {
   drawTable();
   drawRuns();
   for (const drawPanel of PANELS) drawPanel();
+  fillTheLastRow();
   writeAddress();
+}
+
+// A panel that stands alone in its row takes all of it.
+function fillTheLastRow() {
+  const halves = [...document.querySelectorAll(".panel.half:not([hidden])")];
+  for (const [index, panel] of halves.entries()) {
+    const alone = index === halves.length - 1 && halves.length % 2 === 1;
+    if (panel.classList.contains("alone") === alone) continue;
+    panel.classList.toggle("alone", alone);
+    const plot = panel.querySelector(".plot:not(.empty)");
+    if (plot) Plotly.Plots.resize(plot);
+  }
 }
 
 function showTheme() {

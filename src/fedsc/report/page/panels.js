@@ -99,12 +99,56 @@ function drawCurves() {
   note("curves", [what, over].filter(Boolean).join(" "));
   if (!visibleGroups().length) return drawNothing("curves", "All methods are switched off: choose one above.");
   if (!traces.length) return drawNothing("curves", `None of these methods records this: ${title}.`);
+  const labels = endLabels(traces.filter((trace) => trace.showlegend !== false));
+  const longest = Math.max(0, ...labels.map((label) => label.length));
+  const last = Math.max(...traces.flatMap((trace) => trace.x.at(-1) ?? 0));
   const layout = {
-    xaxis: rounds(),
+    xaxis: { ...rounds(), ...(labels.length ? { autorangeoptions: { clipmax: last } } : {}) },
     yaxis: axis(withUnit(title, unit)),
     hovermode: "x unified",
+    annotations: labels.map(({ annotation }) => annotation),
+    margin: { ...baseLayout().margin, r: labels.length ? 16 + 7.4 * longest : 12 },
   };
   return draw("curves", traces, layout, choice.metric);
+}
+
+// Each line's name and value at its end, moved apart where they would overlap.
+function endLabels(lines) {
+  const { clientWidth, clientHeight } = byId("curves").querySelector(".plot");
+  if (clientWidth < 640 || lines.length > 12) return [];
+  const known = lines.flatMap(({ y }) => y.filter((value) => value !== null));
+  const [low, high] = [Math.min(...known), Math.max(...known)];
+  const pixels = (clientHeight - 110) / (high - low || 1);
+  const ends = lines
+    .map((trace) => ({ trace, end: trace.y.findLastIndex((value) => value !== null) }))
+    .filter(({ end }) => end >= 0)
+    .sort((a, b) => a.trace.y[a.end] - b.trace.y[b.end]);
+  const wanted = ends.map(({ trace, end }) => (trace.y[end] - low) * pixels);
+  const at = movedApart(wanted, 17);
+  return ends.map(({ trace, end }, i) => {
+    const value = trace.y[end];
+    const text = `${trace.name}  ${Math.abs(value) < 10 ? value.toPrecision(3) : value.toFixed(1)}`;
+    const annotation = {
+      ...{ x: trace.x[end], y: value, text, showarrow: false, xanchor: "left", align: "left" },
+      ...{ xshift: 8, yshift: at[i] - wanted[i] },
+      font: { color: trace.line.color, size: 12.5, weight: 600 },
+    };
+    return { annotation, length: text.length };
+  });
+}
+
+// Rising places, each at least `gap` from the next, as near as can be to where they were.
+function movedApart(places, gap) {
+  const moved = [...places];
+  for (let step = 0; step < 100; step++) {
+    for (let i = 1; i < moved.length; i++) {
+      const missing = gap - (moved[i] - moved[i - 1]);
+      if (missing <= 0) continue;
+      moved[i - 1] -= missing / 2;
+      moved[i] += missing / 2;
+    }
+  }
+  return moved;
 }
 
 function drawDrift() {
@@ -175,9 +219,8 @@ function drawClasses() {
     const z = having.map((group) => meanOf(group, (run) => run.per_class.values.at(-1)));
     const hover = z.map((_, i) => classes.map((name) => plain(`${methods[i]}, class ${name}`)));
     note("classes", "Mean over seeds, after the last round.");
-    const trace = heatmap({
+    const trace = heatmap("classes", "%{z:.0f}", {
       ...{ z, ...common, text: hover, hovertemplate: "%{text}: %{z:.1f} %<extra></extra>" },
-      ...cellText("classes", classes.length, methods.length, "%{z:.0f}"),
     });
     const layout = {
       xaxis: axis("class", { ...names(classes), showgrid: false }),
@@ -192,8 +235,8 @@ function drawClasses() {
   const z = classes.map((_, j) => columns.map((column) => column[j]));
   const hover = classes.map((name) => shownRounds.map(() => plain(name)));
   note("classes", `Mean over the seeds of ${one.method}.`);
-  const trace = heatmap({
-    ...{ x: shownRounds, z, ...common, text: hover, xgap: 0 },
+  const trace = heatmap("classes", "%{z:.0f}", {
+    ...{ x: shownRounds, z, ...common, text: hover },
     hovertemplate: "class %{text}, round %{x}: %{z:.1f} %<extra></extra>",
   });
   const layout = {
@@ -213,9 +256,8 @@ function drawPartition() {
   const { classes, class_counts: counts } = data.partitions[bySeed.get(select.value)];
   const z = classes.map((_, j) => counts.map((row) => row[j] || null)); // none is blank
   const hover = classes.map((name) => counts.map((_, k) => plain(`client ${k}, class ${name}`)));
-  const trace = heatmap({
+  const trace = heatmap("partition", "%{z}", {
     ...{ z, zmin: 0, text: hover, hovertemplate: "%{text}: %{z:,} images<extra></extra>" },
-    ...cellText("partition", counts.length, classes.length, "%{z}"),
   });
   const layout = {
     xaxis: axis("client", { showgrid: false, ...(counts.length <= 30 ? { dtick: 1 } : {}) }),
@@ -230,11 +272,12 @@ function drawPartition() {
 // Last accuracy against an option that takes several values: Fig. 5 and 6 of the paper, live.
 function drawOptions() {
   const finished = data.runs.filter((run) => run.dataset === choice.dataset && run.complete);
-  const all = unique(finished.flatMap((run) => Object.keys(run.options)));
+  const numeric = (run) => Object.keys(run.options).filter((name) => typeof run.options[name] === "number");
+  const all = unique(finished.flatMap(numeric));
   const linesFor = (option) => {
     const lines = new Map();
     for (const run of finished) {
-      if (!(option in run.options)) continue;
+      if (typeof run.options[option] !== "number") continue;
       const others = Object.entries(run.options).filter(([name]) => name !== option);
       const text = others.map(([name, value]) => `${name} ${value}`).join(", ");
       const key = [run.name, text].filter(Boolean).join(", ");
@@ -269,14 +312,14 @@ function drawOptions() {
       hovertemplate: "%{y:.2f} % at %{x}",
     };
   });
-  note("options", "Accuracy after the last round of finished runs in all settings of this data set; bars are standard deviations over seeds.");
+  note("options", "Accuracy after the last round, in all settings of this data set; a line joins finished runs that differ in this option only. Bars: standard deviation over seeds.");
   const values = unique(traces.flatMap((trace) => trace.x));
   const wide = Math.min(...values) > 0 && Math.max(...values) / Math.min(...values) > 20;
   const layout = {
     xaxis: axis(option.replaceAll("_", " "), { type: wide ? "log" : "linear", ...(values.length <= 8 ? { tickvals: values } : {}) }),
     yaxis: axis("test accuracy, %"),
     showlegend: true,
-    legend: { orientation: "h", y: -0.25 },
+    legend: { orientation: "h", y: 1.15 },
   };
   return draw("options", traces, layout, option);
 }
@@ -321,7 +364,7 @@ function drawLandscape() {
     return draw("landscape", [{ ...common, type: "surface", colorbar }, points], { scene }, `3d ${run.path}`);
   }
   const contours = {
-    ...{ ...common, type: "contour", ncontours: 24, line: { width: 0.6 }, colorbar },
+    ...{ ...common, type: "contour", ncontours: 24, line: { width: 0.7, color: faded(palette()[6], 0.3) }, colorbar },
     hovertemplate: "loss %{customdata:.4~g}<extra></extra>",
   };
   const points = {
@@ -408,7 +451,7 @@ function drawTheory() {
   byId("theory-notes").replaceChildren(...notes.map((text) => element("li", { text })));
   const layout = {
     xaxis: rounds(),
-    yaxis: axis("loss", { type: logarithmic ? "log" : "linear" }),
+    yaxis: axis("loss", logarithmic ? { type: "log", dtick: 1, exponentformat: "power" } : {}),
     showlegend: true,
     legend: { orientation: "h", y: 1.12 },
     hovermode: "x unified",

@@ -29,17 +29,19 @@ function columns() {
   };
   const reached = (key, name, scale = 1) => (g) => {
     const found = g.reached[key];
-    return found && [found[name] * scale, null, found.seeds < found.of ? `${found.seeds} of ${found.of}` : null];
+    return found && [found[name] * scale, null, found.seeds < found.of ? `${found.seeds}/${found.of}` : null];
   };
+  const traffic = (g) =>
+    g.final.bytes_up && g.final.bytes_down && [1e-6 * (g.final.bytes_up[0] + g.final.bytes_down[0])];
   const metric = metricInfo();
-  const inTable = ["accuracy", "client_worst", "nearest_prototype", "ece", "bytes_up", "bytes_down"];
+  const inTable = ["accuracy", "client_worst", "nearest_prototype", "tail", "ece"];
   return [
     { key: "seeds", title: "Seeds", value: (g) => [g.counted.length], show: fixed(0), plain: true },
     { key: "last", title: "Last\n%", value: accuracy("last"), show: fixed(2), spread: true },
-    { key: "best", title: "Best\n%", value: accuracy("best"), show: fixed(2), spread: true },
-    { key: "mean", title: "Mean of\nlast 10, %", value: accuracy("mean_last_10"), show: fixed(2), spread: true },
+    { key: "best", title: "Best\n%", value: accuracy("best"), show: fixed(2) },
+    { key: "mean", title: "Last 10\nmean, %", value: accuracy("mean_last_10"), show: fixed(2), spread: true },
     {
-      ...{ key: "p", title: "p against\nthe best", plain: true, less: true },
+      ...{ key: "p", title: "p against\nbest", plain: true, less: true },
       value: (g) => first && g !== first && first.p_values[g.method] !== undefined ? [first.p_values[g.method]] : null,
       show: (p) => (p < 0.001 ? "< 0.001" : p.toFixed(3)),
     },
@@ -57,8 +59,7 @@ function columns() {
     })),
     { key: "bytes", title: `MB to\n${levelName(at)}`, value: reached(at, "bytes", 1e-6), show: short, less: true },
     { key: "seconds", title: `s to\n${levelName(at)}`, value: reached(at, "seconds"), show: short, less: true },
-    { key: "up", title: "MB up\na round", value: final("bytes_up", 1e-6), show: short, less: true },
-    { key: "down", title: "MB down\na round", value: final("bytes_down", 1e-6), show: short, less: true },
+    { key: "traffic", title: "MB a\nround", value: traffic, show: short, less: true },
   ].filter((column) => groups().some((group) => column.value(group)));
 }
 
@@ -108,7 +109,7 @@ function drawTable() {
     element(
       "tr",
       {},
-      element("th", { scope: "row" }, swatch(group.method), group.method, ...badges(group)),
+      element("th", { scope: "row" }, swatch(group.method), `${group.method} `, ...badges(group)),
       ...shown.map((column) => cell(column, column.value(group), tops.get(column.key))),
     ),
   );
@@ -118,7 +119,7 @@ function drawTable() {
   note(
     "comparison",
     rows.length
-      ? "Mean ± standard deviation over seeds; best of each column in bold. “2 of 3”: only so many seeds came there, and the mean is theirs."
+      ? "Mean ± standard deviation over seeds; best of each column in bold. “2/3”: only two of three seeds came there, and the mean is theirs."
       : "All methods are switched off: choose one above.",
   );
 }
@@ -128,7 +129,7 @@ function cell({ show, spread, plain: never }, found, top) {
   const [value, deviation, seeds] = found;
   const made = element("td", { text: show(value), class: !never && value === top && visibleGroups().length > 1 ? "top" : null });
   if (spread && typeof deviation === "number") made.append(element("span", { class: "spread", text: ` ± ${show(deviation)}` }));
-  if (seeds) made.append(element("span", { class: "seeds", text: ` (${seeds})` }));
+  if (seeds) made.append(element("span", { class: "seeds", text: ` ${seeds}` }));
   return made;
 }
 
@@ -180,21 +181,26 @@ function drawVerdict() {
     p !== undefined
       ? `p = ${p < 0.001 ? "< 0.001" : p.toFixed(3)} over ${seeds} seeds, ${p < 0.05 ? "significant" : "not significant"} at 5 %`
       : seeds < 2 ? "one seed, so nothing can be said of significance" : "no test is possible with these seeds";
-  const times = (value) => `${value.toFixed(2)} times`;
+  const times = (value, what) =>
+    value.toFixed(2) === "1.00" ? `the same ${what}` : `${value.toFixed(2)} times the ${what}`;
   const ratio = (names) => {
     const total = (group) => sum(names.map((name) => group.final[name]?.[0] ?? NaN));
     return total(first) / total(second);
   };
   const [traffic, time] = [ratio(["bytes_up", "bytes_down"]), medianSeconds(first) / medianSeconds(second)];
   const costs = [
-    Number.isFinite(traffic) ? `${times(traffic)} the traffic` : null,
-    Number.isFinite(time) ? `${times(time)} the time` : null,
+    Number.isFinite(traffic) ? times(traffic, "traffic") : null,
+    Number.isFinite(time) ? times(time, "time") : null,
   ].filter(Boolean);
   return verdict.replaceChildren(
-    ...[strong(first.method), ` is best with ${figure} %, `],
+    ...[strong(first.method), ` is best with ${figure} % test accuracy, `],
     ...[strong(`${lead.toFixed(2)} points`), ` ahead of `, strong(second.method), "."],
     element("small", {
-      text: `Paired t-test: ${certainty}.` + (costs.length ? ` A round costs ${costs.join(" and ")} of ${second.method}.` : ""),
+      text: [
+        `Paired t-test: ${certainty}.`,
+        costs.length ? `Against ${second.method} a round takes ${costs.join(" and ")}.` : null,
+        visibleRuns().some((run) => !run.complete) ? "Runs are still going on." : null,
+      ].filter(Boolean).join(" "),
     }),
   );
 }
