@@ -1,4 +1,4 @@
-"""The command line: `fedsc run`, `fedsc methods`, `fedsc data`, `fedsc bench`."""
+"""The command line: `fedsc run`, `methods`, `data`, `bench`, `report` and `board`."""
 
 from __future__ import annotations
 
@@ -326,13 +326,17 @@ def report(
     runs: list[Path] = RUNS,
     out: Path = typer.Option(Path("report.html"), "--out", "-o", help="file for the page"),
 ) -> None:
-    """Write one HTML page with all figures and tables of the runs; it opens offline."""
+    """Write one HTML page with all figures and tables of the runs; it opens offline.
+
+    RUNS are run folders, or folders that hold some.
+    """
     from rich.progress import track
 
     from .report.page import RunReader, write_report
 
     def watch(folders: Any) -> Any:
-        return track(folders, "Reading runs", console=console, transient=True)
+        hidden = not console.is_terminal
+        return track(folders, "Reading runs", console=console, transient=True, disable=hidden)
 
     data = RunReader(runs).page_data(watch)
     say_skipped(data)
@@ -340,7 +344,8 @@ def report(
         raise FedscError("there is no run to show: give folders that `fedsc run` has written")
     size = write_report(data, out)
     number = len(data["runs"])
-    console.print(f"{number} runs in {out} ({size / 2**20:.1f} MiB)", soft_wrap=True)
+    words = f"{number} run" if number == 1 else f"{number} runs"
+    console.print(f"{words} in {out} ({size / 2**20:.1f} MiB)", soft_wrap=True)
 
 
 @app.command()
@@ -348,7 +353,10 @@ def board(
     runs: list[Path] = RUNS,
     port: int = typer.Option(8642, help="port on 127.0.0.1; 0 takes any that is free"),
 ) -> None:
-    """Serve the page of `fedsc report` on this machine, growing while runs go on."""
+    """Serve the page of `fedsc report` on this machine, growing while runs go on.
+
+    RUNS are run folders, or folders that hold some or will.
+    """
     from .report.board import Board
 
     for path in runs:

@@ -39,9 +39,10 @@ def read_run(path: Path) -> RunData:
         # A last line without its end is being written just now, or was cut short by a kill.
         records = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
     except FileNotFoundError as error:
-        raise FedscError(
-            f"{path} is not a run folder: it has no {Path(error.filename).name}"
-        ) from None
+        missing = Path(error.filename).name
+        if missing == "metrics.jsonl":  # it comes with the first round
+            raise FedscError(f"{path} has no finished round yet: it has no {missing}") from None
+        raise FedscError(f"{path} is not a run folder: it has no {missing}") from None
     except (OSError, ValueError) as error:
         raise FedscError(f"{path} is damaged: {error}") from None
     if not isinstance(spec, dict) or spec.get("format") != FORMAT:

@@ -12,7 +12,8 @@ const faded = (hex, opacity) =>
 
 function axis(title, more = {}) {
   return {
-    title: { text: title, standoff: 10 },
+    title: { text: title, standoff: 10, font: { size: 13, color: cssColour("--quiet") } },
+    tickfont: { size: 12 },
     gridcolor: cssColour("--line"),
     linecolor: cssColour("--line"),
     zeroline: false,
@@ -66,20 +67,15 @@ function download(plot, format) {
 }
 
 // One object for good: Plotly starts a figure anew, without its zoom, when it gets another.
-let config = null;
-
-function plotlyConfig() {
-  config ??= {
-    responsive: true,
-    displaylogo: false,
-    modeBarButtonsToRemove: ["toImage", "select2d", "lasso2d", "autoScale2d"],
-    modeBarButtonsToAdd: [
-      { name: "png", title: "Download PNG", icon: Plotly.Icons.camera, click: (p) => download(p, "png") },
-      { name: "svg", title: "Download SVG", icon: Plotly.Icons.disk, click: (p) => download(p, "svg") },
-    ],
-  };
-  return config;
-}
+const CONFIG = {
+  responsive: true,
+  displaylogo: false,
+  modeBarButtonsToRemove: ["toImage", "select2d", "lasso2d", "autoScale2d"],
+  modeBarButtonsToAdd: [
+    { name: "png", title: "Download PNG", icon: Plotly.Icons.camera, click: (plot) => download(plot, "png") },
+    { name: "svg", title: "Download SVG", icon: Plotly.Icons.disk, click: (plot) => download(plot, "svg") },
+  ],
+};
 
 // Draw into a panel. Zoom stays as long as `view` does: what is shown, not which runs have come in.
 function draw(id, traces, layout, view = "") {
@@ -90,7 +86,7 @@ function draw(id, traces, layout, view = "") {
     plot.textContent = "";
   }
   const key = [choice.dataset, choice.setting, view].join("|");
-  return Plotly.react(plot, traces, { ...baseLayout(), uirevision: key, ...layout }, plotlyConfig());
+  return Plotly.react(plot, traces, { ...baseLayout(), uirevision: key, ...layout }, CONFIG);
 }
 
 function drawNothing(id, text) {

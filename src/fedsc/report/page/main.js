@@ -2,14 +2,6 @@
 
 const POLL_SECONDS = 2;
 
-async function loadPlotly() {
-  const packed = Uint8Array.from(atob(byId("plotly").textContent), (c) => c.charCodeAt(0));
-  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
-  const script = element("script", { text: await new Response(stream).text() });
-  document.head.append(script);
-  byId("plotly").remove();
-}
-
 function drawControls() {
   settleChoices();
   const asOptions = (values) => values.map((value) => ({ value, text: value }));
@@ -70,6 +62,7 @@ function drawSkipped() {
 
 function drawAll() {
   drawControls();
+  byId("toolbar").hidden = !data.runs.length;
   if (!data.runs.length) {
     byId("verdict").textContent = "There is no run to show yet.";
     for (const panel of document.querySelectorAll(".panel")) panel.hidden = true;
@@ -120,7 +113,6 @@ function listen() {
     "partition-of": drawPartition,
     option: drawOptions,
     "landscape-of": drawLandscape,
-    "landscape-as": drawLandscape,
     "embedding-of": drawEmbedding,
     "embedding-by": drawEmbedding,
     "theory-of": drawTheory,
@@ -157,11 +149,10 @@ async function poll() {
   setTimeout(poll, 1000 * POLL_SECONDS);
 }
 
-async function start() {
+function start() {
   readAddress();
   showTheme();
   listen();
-  await loadPlotly();
   drawAll();
   document.body.dataset.ready = "true";
   if (data.poll) poll();

@@ -342,7 +342,6 @@ function drawLandscape() {
   const height = (value) => (value === null || value === undefined ? null : logarithmic ? Math.log10(value) : value);
   const z = loss.map((row) => row.map(height));
   const name = logarithmic ? "log10 of the loss" : "loss";
-  const common = { x: grid, y: grid, z, colorscale: shades(), customdata: loss };
   const colorbar = { thickness: 10, outlinewidth: 0, title: { text: name, side: "right" } };
   const at = {
     x: models.map((model) => model.at[0]),
@@ -350,21 +349,8 @@ function drawLandscape() {
     text: models.map((model) => plain(model.name)),
   };
   note("landscape", "Loss along two random directions, each filter scaled to the norm of the model's; points are models.");
-  if (byId("landscape-as").value === "surface") {
-    const axes = { gridcolor: cssColour("--line"), backgroundcolor: "rgba(0,0,0,0)" };
-    const scene = {
-      xaxis: { ...axes, title: { text: "direction 1" } },
-      yaxis: { ...axes, title: { text: "direction 2" } },
-      zaxis: { ...axes, title: { text: name } },
-    };
-    const points = {
-      ...{ ...at, type: "scatter3d", mode: "markers+text", z: models.map((model) => height(model.loss)) },
-      ...{ marker: { size: 4, color: palette()[1] }, hoverinfo: "text" },
-    };
-    return draw("landscape", [{ ...common, type: "surface", colorbar }, points], { scene }, `3d ${run.path}`);
-  }
   const contours = {
-    ...{ ...common, type: "contour", ncontours: 24, line: { width: 0.7, color: faded(palette()[6], 0.3) }, colorbar },
+    ...{ x: grid, y: grid, z, type: "contour", colorscale: shades(), customdata: loss, ncontours: 24, line: { width: 0.7, color: faded(palette()[6], 0.3) }, colorbar },
     hovertemplate: "loss %{customdata:.4~g}<extra></extra>",
   };
   const points = {

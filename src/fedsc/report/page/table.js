@@ -101,7 +101,8 @@ function drawTable() {
   });
   const tops = new Map(
     shown.map((column) => {
-      const numbers = visibleGroups().map((g) => column.value(g)?.[0]).filter((v) => v !== undefined);
+      const whole = visibleGroups().map(column.value).filter((found) => found && !found[2]);
+      const numbers = whole.map(([number]) => number);
       return [column.key, column.less ? Math.min(...numbers) : Math.max(...numbers)];
     }),
   );
@@ -127,7 +128,8 @@ function drawTable() {
 function cell({ show, spread, plain: never }, found, top) {
   if (!found) return element("td", { class: "missing", text: "–" });
   const [value, deviation, seeds] = found;
-  const made = element("td", { text: show(value), class: !never && value === top && visibleGroups().length > 1 ? "top" : null });
+  const best = !never && !seeds && value === top && visibleGroups().length > 1;
+  const made = element("td", { text: show(value), class: best ? "top" : null });
   if (spread && typeof deviation === "number") made.append(element("span", { class: "spread", text: ` ± ${show(deviation)}` }));
   if (seeds) made.append(element("span", { class: "seeds", text: ` ${seeds}` }));
   return made;
