@@ -1,6 +1,7 @@
 """The colours of methods, the same in pictures and on the page."""
 
-# Okabe and Ito: distinct for colour-blind readers, and in print.
+# Okabe and Ito: distinct for colour-blind readers, and in print. Their yellow cannot be seen on
+# white; a wine red stands in its place.
 COLOURS = (
     "#0072B2",
     "#D55E00",
@@ -10,7 +11,7 @@ COLOURS = (
     "#56B4E9",
     "#000000",
     "#999999",
-    "#F0E442",
+    "#882255",
 )
 # The same hues, lighter where they would drown in a dark background.
 COLOURS_ON_DARK = (

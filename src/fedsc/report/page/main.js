@@ -113,6 +113,7 @@ function listen() {
     "partition-of": drawPartition,
     option: drawOptions,
     "landscape-of": drawLandscape,
+    "landscape-where": drawLandscape,
     "embedding-of": drawEmbedding,
     "embedding-by": drawEmbedding,
     "theory-of": drawTheory,

@@ -101,10 +101,11 @@ function drawCurves() {
   if (!traces.length) return drawNothing("curves", `None of these methods records this: ${title}.`);
   const labels = endLabels(traces.filter((trace) => trace.showlegend !== false));
   const longest = Math.max(0, ...labels.map((label) => label.length));
-  const last = Math.max(...traces.flatMap((trace) => trace.x.at(-1) ?? 0));
+  const last = Math.max(...traces.flatMap(({ x }) => x.filter((value) => value !== null)));
+  const first = 1 - 0.02 * last; // no round 0 on the axis, but room for the first marker
   const layout = {
-    xaxis: { ...rounds(), ...(labels.length ? { autorangeoptions: { clipmax: last } } : {}) },
-    yaxis: axis(withUnit(title, unit)),
+    xaxis: { ...rounds(), autorangeoptions: { clipmin: first, ...(labels.length ? { clipmax: last } : {}) } },
+    yaxis: axis(withUnit(title, unit), unit === "%" ? { autorangeoptions: { clipmin: 0, clipmax: 101 } } : {}),
     hovermode: "x unified",
     annotations: labels.map(({ annotation }) => annotation),
     margin: { ...baseLayout().margin, r: labels.length ? 16 + 7.4 * longest : 12 },
@@ -124,7 +125,7 @@ function endLabels(lines) {
     .filter(({ end }) => end >= 0)
     .sort((a, b) => a.trace.y[a.end] - b.trace.y[b.end]);
   const wanted = ends.map(({ trace, end }) => (trace.y[end] - low) * pixels);
-  const at = movedApart(wanted, 17);
+  const at = movedApart(wanted, 17, 10);
   return ends.map(({ trace, end }, i) => {
     const value = trace.y[end];
     const text = `${trace.name}  ${Math.abs(value) < 10 ? value.toPrecision(3) : value.toFixed(1)}`;
@@ -137,8 +138,9 @@ function endLabels(lines) {
   });
 }
 
-// Rising places, each at least `gap` from the next, as near as can be to where they were.
-function movedApart(places, gap) {
+// Rising places, each at least `gap` from the next, as near as can be to where they were; the
+// highest rises by `most` at most.
+function movedApart(places, gap, most) {
   const moved = [...places];
   for (let step = 0; step < 100; step++) {
     for (let i = 1; i < moved.length; i++) {
@@ -147,6 +149,11 @@ function movedApart(places, gap) {
       moved[i - 1] -= missing / 2;
       moved[i] += missing / 2;
     }
+  }
+  let ceiling = places.at(-1) + most;
+  for (let i = moved.length - 1; i >= 0; i--) {
+    moved[i] = Math.min(moved[i], ceiling);
+    ceiling = moved[i] - gap;
   }
   return moved;
 }
@@ -336,31 +343,49 @@ function chosenRun(extra) {
 function drawLandscape() {
   const run = chosenRun("landscape");
   if (!run) return undefined;
-  const { grid, loss, models = [] } = run.landscape;
+  const { models = [], around } = run.landscape;
+  const select = byId("landscape-where");
+  fillSelect(select, [
+    { value: "", text: "in one plane" },
+    ...(around?.models ?? []).map(({ name }) => ({ value: name, text: `around ${name}` })),
+  ]);
+  const one = around?.models.find(({ name }) => name === select.value);
+  const grid = one ? around.grid : run.landscape.grid;
+  const loss = one ? one.loss : run.landscape.loss;
+  const shown = one ? [{ ...models.find(({ name }) => name === one.name), name: one.name, at: [0, 0] }] : models;
   const values = loss.flat().filter((value) => value !== null);
   const logarithmic = Math.min(...values) > 0 && Math.max(...values) / Math.min(...values) > 20;
-  const height = (value) => (value === null || value === undefined ? null : logarithmic ? Math.log10(value) : value);
-  const z = loss.map((row) => row.map(height));
-  const name = logarithmic ? "log10 of the loss" : "loss";
-  const colorbar = { thickness: 10, outlinewidth: 0, title: { text: name, side: "right" } };
-  const at = {
-    x: models.map((model) => model.at[0]),
-    y: models.map((model) => model.at[1]),
-    text: models.map((model) => plain(model.name)),
-  };
-  note("landscape", "Loss along two random directions, each filter scaled to the norm of the model's; points are models.");
+  const z = loss.map((row) => row.map((value) => (value !== null && logarithmic ? Math.log10(value) : value)));
+  const title = { text: logarithmic ? "log10 of the loss" : "loss", side: "right", font: { size: 12 } };
   const contours = {
-    ...{ x: grid, y: grid, z, type: "contour", colorscale: shades(), customdata: loss, ncontours: 24, line: { width: 0.7, color: faded(palette()[6], 0.3) }, colorbar },
+    ...{ x: grid, y: grid, z, type: "contour", customdata: loss, ncontours: 24, colorscale: shades() },
+    line: { width: 0.7, color: faded(palette()[6], 0.3) },
+    colorbar: { thickness: 10, outlinewidth: 0, title },
     hovertemplate: "loss %{customdata:.4~g}<extra></extra>",
   };
   const points = {
-    ...{ ...at, type: "scatter", mode: "markers+text", textposition: "top center" },
-    marker: { size: 9, color: palette()[1], line: { width: 1.5, color: cssColour("--panel") } },
-    customdata: models.map((model) => model.loss ?? null),
+    x: shown.map((model) => model.at[0]),
+    y: shown.map((model) => model.at[1]),
+    text: shown.map((model) => plain(model.name)),
+    ...{ type: "scatter", mode: shown.length > 8 ? "markers" : "markers+text", textposition: "top center" },
+    marker: {
+      size: shown.map((model) => (model.name === "global" ? 12 : 9)),
+      symbol: shown.map((model) => (model.name === "global" ? "star" : "circle")),
+      color: palette()[1],
+      line: { width: 1, color: cssColour("--panel") },
+    },
+    customdata: shown.map((model) => model.loss ?? null),
     hovertemplate: "%{text}: loss %{customdata:.4~g}<extra></extra>",
   };
-  const layout = { xaxis: axis("direction 1", { showgrid: false }), yaxis: axis("direction 2", { showgrid: false }) };
-  return draw("landscape", [contours, points], layout, run.path);
+  note(
+    "landscape",
+    one
+      ? "Loss on test images around this model, along two random directions, filter by filter as long as its weights."
+      : "Loss on test images; points are the models of one round, seen from the new global one (star).",
+  );
+  const bare = { showgrid: false };
+  const layout = { xaxis: axis("direction 1", bare), yaxis: axis("direction 2", bare) };
+  return draw("landscape", [contours, points], layout, `${run.path} ${select.value}`);
 }
 
 // More colours than the palette has: around the circle.
@@ -411,10 +436,12 @@ function drawEmbedding() {
   return draw("embedding", traces, layout, `${run.path} ${by.value}`);
 }
 
+const shown = (value) => (typeof value === "number" ? String(+value.toPrecision(4)) : (value ?? "–"));
+
 function drawTheory() {
   const run = chosenRun("theory");
   if (!run) return undefined;
-  const { bound, observed, conditions = [], notes = [] } = run.theory;
+  const { bound, observed, conditions = [], notes = [], constants } = run.theory;
   const series = [["observed", observed, "solid"], ["bound", bound, "dash"]];
   const traces = series.map(([name, y, dash], index) => ({
     ...{ type: "scatter", mode: "lines+markers", name, y, x: y.map((_, i) => i + 1) },
@@ -430,11 +457,13 @@ function drawTheory() {
     element("tbody", {}, ...conditions.map(({ name, needs, has, holds }) =>
       element("tr", {},
         element("th", { scope: "row", text: name }),
-        ...[needs, has].map((value) => element("td", { text: typeof value === "number" ? value.toPrecision(4) : (value ?? "–") })),
+        ...[needs, has].map((value) => element("td", { text: shown(value) })),
         element("td", holds ? { class: "holds", text: "✓ yes" } : { class: "fails", text: "✗ no" })))),
   );
   byId("conditions").hidden = !conditions.length;
-  byId("theory-notes").replaceChildren(...notes.map((text) => element("li", { text })));
+  const figures = Object.entries(constants ?? {}).map(([name, value]) => `${name} = ${shown(value)}`);
+  const lines = figures.length ? [`Estimated: ${figures.join(", ")}.`, ...notes] : notes;
+  byId("theory-notes").replaceChildren(...lines.map((text) => element("li", { text })));
   const layout = {
     xaxis: rounds(),
     yaxis: axis("loss", logarithmic ? { type: "log", dtick: 1, exponentformat: "power" } : {}),
