@@ -79,6 +79,12 @@ def test_terms_of_the_loss_and_their_sum_are_metrics(tmp_path: Path) -> None:
     titles = {metric["name"]: metric["title"] for metric in data["metrics"]}
     assert titles["my_own"] == "My own"
     assert titles["ece"] == "Calibration error (ECE)"
+    names = list(titles)
+    assert names[0] == "accuracy"
+    start = names.index("train_loss")
+    assert names[start : start + 5] == [
+        *("train_loss", "train_loss.ce", "train_loss.rpcl", "my_own", "bytes_up"),
+    ]
 
 
 def test_runs_that_differ_in_an_option_are_told_apart(tmp_path: Path) -> None:

@@ -399,11 +399,17 @@ def _numbers_by_size(text: str) -> list[tuple[float, str]]:
 
 
 def _metrics(runs: list[Json]) -> list[Json]:
-    """The metrics that any run has, in the order of METRICS."""
+    """The metrics that any run has, in the order of METRICS; a term of the loss follows the loss,
+    and what only a method of one's own knows stands before bytes and times."""
     there = dict.fromkeys(name for run in runs for name in run["series"])
-    order = [*METRICS, *(name for name in there if name not in METRICS)]
+    order = list(METRICS)
+
+    def place(name: str) -> tuple[int, bool]:
+        known = next((n for n in (name, name.split(".")[0]) if n in METRICS), "bytes_up")
+        return order.index(known), name in METRICS and known == "bytes_up"
+
     shown = []
-    for name in sorted(there, key=order.index):
+    for name in sorted(there, key=place):
         plain = name.replace("train_loss.", "training loss: ").replace("_", " ")
         title, unit, what = METRICS.get(name, (plain[:1].upper() + plain[1:], "", ""))
         less = name.startswith(LESS_IS_BETTER)
