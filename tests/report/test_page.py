@@ -173,7 +173,7 @@ class Elements(HTMLParser):
             self.scripts.append(data)
 
 
-ATTACK = '</script><script>alert(1)</script><img src=x onerror="alert(2)">'
+ATTACK = '</script ></script><script>alert(1)</script><img src=x onerror="alert(2)">'
 
 
 def test_text_of_a_run_stays_text(tmp_path: Path) -> None:
