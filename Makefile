@@ -12,7 +12,7 @@ test: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -m "not slow" --durations=5
+	$(BIN)/pytest -m "not slow" --durations=5 -rs
 
 test-slow: $(VENV)/installed-dev
 	$(BIN)/pytest -m slow --durations=10

@@ -193,7 +193,8 @@ def test_a_run_read_back(folder: Path) -> None:
         ("spec.json", '{"format": 1', "damaged"),
         ("spec.json", '{"format": 99}', "format"),
         ("spec.json", "[]", "format"),
-        ("metrics.jsonl", "{", "damaged"),
+        ("metrics.jsonl", "{\n", "damaged"),
+        ("metrics.jsonl", '{"round": 1, "acc', "no finished round"),
         ("metrics.jsonl", "", "no finished round"),
     ],
 )

@@ -1,7 +1,8 @@
-"""The command line: `fedsc run`, `methods`, `data`, `bench`, `reproduce`, `sweep`, `results`."""
+"""The command line: a function per command, whose work is done elsewhere."""
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import sys
@@ -403,3 +404,59 @@ def results(
 app.command("reproduce")(options_from_spec(WHERE_COMPUTED)(reproduce))
 RUN_OPTIONS = tuple(opt.name for opt in options_of(RunSpec) if opt.name not in ("method", "seed"))
 app.command("sweep")(options_from_spec(RUN_OPTIONS)(sweep))
+
+
+RUNS = typer.Argument(help="run folders, or folders that hold some")
+
+
+@app.command()
+def report(
+    runs: list[Path] = RUNS,
+    out: Path = typer.Option(Path("report.html"), "--out", "-o", help="file for the page"),
+) -> None:
+    """Write one HTML page with all figures and tables of the runs; it opens offline.
+
+    RUNS are run folders, or folders that hold some.
+    """
+    from rich.progress import track
+
+    from .report.page import RunReader, write_report
+
+    def watch(folders: Any) -> Any:
+        hidden = not console.is_terminal
+        return track(folders, "Reading runs", console=console, transient=True, disable=hidden)
+
+    data = RunReader(runs).page_data(watch)
+    say_skipped(data)
+    if not data["runs"]:
+        raise FedscError("there is no run to show: give folders that `fedsc run` has written")
+    size = write_report(data, out)
+    number = len(data["runs"])
+    words = f"{number} run" if number == 1 else f"{number} runs"
+    console.print(f"{words} in {out} ({size / 2**20:.1f} MiB)", soft_wrap=True)
+
+
+@app.command()
+def board(
+    runs: list[Path] = RUNS,
+    port: int = typer.Option(8642, help="port on 127.0.0.1; 0 takes any that is free"),
+) -> None:
+    """Serve the page of `fedsc report` on this machine, growing while runs go on.
+
+    RUNS are run folders, or folders that hold some or will.
+    """
+    from .report.board import Board
+
+    for path in runs:
+        if not path.is_dir():
+            raise FedscError(f"{path} is not a folder: give one that holds runs, or will")
+    with Board(runs, port) as server:
+        say_skipped(server.current())
+        console.print(f"Board at {server.url} until Ctrl-C", soft_wrap=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            server.serve_forever()
+
+
+def say_skipped(data: dict[str, Any]) -> None:
+    for line in data["skipped"]:
+        print(f"fedsc: {line}", file=sys.stderr)

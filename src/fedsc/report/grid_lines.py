@@ -7,8 +7,9 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 
 from ..experiments.grids import ordered
+from .colours import COLOURS
 from .grid_table import Results
-from .pictures import COLOURS, STYLE, save_figure
+from .pictures import STYLE, save_figure
 from .statistics import mean_and_spread
 
 AXIS_LABELS = {

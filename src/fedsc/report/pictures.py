@@ -18,20 +18,9 @@ from numpy.typing import NDArray
 
 from ..errors import FedscError
 from ..files import write_atomically
+from .colours import COLOURS
 from .runs import RunData, by_label
 
-# Okabe and Ito: distinct for colour-blind readers, and in print.
-COLOURS = (
-    "#0072B2",
-    "#D55E00",
-    "#009E73",
-    "#CC79A7",
-    "#E69F00",
-    "#56B4E9",
-    "#000000",
-    "#999999",
-    "#F0E442",
-)
 STYLE: dict[Any, Any] = {
     "font.size": 11,
     "axes.spines.top": False,

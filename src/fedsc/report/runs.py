@@ -35,12 +35,14 @@ def read_run(path: Path) -> RunData:
     """A run folder, or an error that says what is wrong with it."""
     try:
         spec = json.loads((path / "spec.json").read_text())
-        lines = (path / "metrics.jsonl").read_text().splitlines()
-        records = [json.loads(line) for line in lines]
+        text = (path / "metrics.jsonl").read_text()
+        # A last line without its end is being written just now, or was cut short by a kill.
+        records = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
     except FileNotFoundError as error:
-        raise FedscError(
-            f"{path} is not a run folder: it has no {Path(error.filename).name}"
-        ) from None
+        missing = Path(error.filename).name
+        if missing == "metrics.jsonl":  # it comes with the first round
+            raise FedscError(f"{path} has no finished round yet: it has no {missing}") from None
+        raise FedscError(f"{path} is not a run folder: it has no {missing}") from None
     except (OSError, ValueError) as error:
         raise FedscError(f"{path} is damaged: {error}") from None
     if not isinstance(spec, dict) or spec.get("format") != FORMAT:
@@ -60,21 +62,48 @@ def by_label(runs: list[RunData]) -> dict[str, list[RunData]]:
 
 def find_runs(paths: list[Path]) -> tuple[list[RunData], list[str]]:
     """All run folders at or below the paths, and a line for each that cannot be read."""
+    folders, skipped = find_folders(paths)
     runs: list[RunData] = []
+    for folder in folders:
+        try:
+            runs.append(read_run(folder))
+        except FedscError as error:
+            skipped.append(str(error))
+    return runs, skipped
+
+
+def find_folders(paths: list[Path]) -> tuple[list[Path], list[str]]:
+    """Folders with a spec.json at or below the paths, and a line for each without any."""
+    folders: dict[Path, Path] = {}  # by resolved path: the same may be named twice
     skipped: list[str] = []
+
+    def search(folder: Path) -> list[Path]:
+        if (folder / "spec.json").exists():
+            return [folder]
+        found: list[Path] = []
+        without: list[Path] = []
+        for inner in sorted(folder.iterdir()):
+            if inner.is_dir() and not inner.is_symlink() and not inner.name.startswith("."):
+                below = search(inner)
+                found += below
+                without += [] if below else [inner]
+        if found:  # else the folder above names this one
+            skipped.extend(f"{inner} holds no run folder" for inner in without)
+        return found
+
     for path in paths:
         if not path.is_dir():
-            skipped.append(f"{path} is not a folder")
+            skipped.append(f"{path} is not a folder" if path.exists() else f"{path} is not there")
             continue
-        folders = sorted({file.parent for file in path.rglob("spec.json")})
-        if not folders:
+        try:
+            found = search(path)
+        except OSError as error:
+            skipped.append(f"{error.filename} cannot be read: {error.strerror}")
+            continue
+        if not found:
             skipped.append(f"{path} holds no run folder")
-        for folder in folders:
-            try:
-                runs.append(read_run(folder))
-            except FedscError as error:
-                skipped.append(str(error))
-    return runs, skipped
+        folders |= {folder.resolve(): folder for folder in found}
+    return list(folders.values()), skipped
 
 
 def setting_of(spec: dict[str, Any]) -> str:
@@ -87,6 +116,6 @@ def setting_of(spec: dict[str, Any]) -> str:
     words.append(f"{spec['clients']} clients")
     if spec["participation"] < 1:
         words.append(f"{spec['participation']:.0%} a round")
-    words.append(f"{spec['epochs']} epochs")
+    words.append("1 epoch" if spec["epochs"] == 1 else f"{spec['epochs']} epochs")
     words.append(spec["model"])
     return ", ".join(words)
