@@ -315,3 +315,25 @@ def bench(
 
 
 app.command("bench")(options_from_spec(BENCH_OPTIONS)(bench))
+
+
+@app.command()
+def figure(
+    kind: str = typer.Argument(
+        help="curves, landscape, sensitivity, embedding, partition, classes or drift"
+    ),
+    runs: list[Path] = typer.Argument(help="run folders, or folders that hold some"),
+    out: Path = typer.Option(..., "-o", "--out", help="the picture, .png or .pdf"),
+    over: str | None = typer.Option(
+        None, help="sensitivity: the hyperparameter, where the runs differ in several"
+    ),
+    title: str = typer.Option("", help="sensitivity: another title"),
+    images: int | None = typer.Option(
+        None, help="landscape, embedding: how many test images (default: 1000)", min=5
+    ),
+    data_dir: Path | None = DATA_DIR,
+) -> None:
+    """Draw a figure from finished runs, for a paper."""
+    from .experiments.figure import make_figure
+
+    make_figure(kind, runs, out, console, over, title, images, data_dir)

@@ -21,6 +21,7 @@ PURPOSES = (
     "holdout",
     "layers",
     "server",
+    "figures",
 )
 
 
