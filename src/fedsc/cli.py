@@ -337,3 +337,31 @@ def figure(
     from .experiments.figure import make_figure
 
     make_figure(kind, runs, out, console, over, title, images, data_dir)
+
+
+@app.command()
+def theory(
+    run: Path = typer.Argument(help="folder of a finished run of fedsc"),
+    xi: float | None = typer.Option(
+        None, help="mean squared gradient to reach (default: that of the last checkpoint)"
+    ),
+    out: Path | None = typer.Option(None, "-o", "--out", help="draw loss and bound, .png or .pdf"),
+    data_dir: Path | None = DATA_DIR,
+) -> None:
+    """Set the paper's theorems beside a run: estimated constants, conditions and bound."""
+    from .analysis.verdict import theory_of
+    from .report.pictures import check_picture
+    from .report.runs import read_run
+    from .report.theory_table import draw_theory, show_theory
+
+    if xi is not None and not xi > 0:
+        raise FedscError(f"--xi {xi:g} is out of range (allowed: above 0)")
+    if out is not None:
+        check_picture(out)
+    data = read_run(run)
+    with data_progress(console) as progress:
+        found = theory_of(data, xi, data_dir, progress, progress)
+    show_theory(data, found, console)
+    if out is not None:
+        draw_theory(data, found, out)
+        console.print(f"picture in {out}", soft_wrap=True)

@@ -45,6 +45,10 @@ def rebuild(
             federation, _ = build(spec, data, method, client_folder=run.path / "clients")
     except FedscError as error:
         raise FedscError(f"{run.path} cannot be rebuilt: {error}") from None
+    if not method.shares_weights():
+        raise FedscError(
+            f"{run.path}: {run.label} has a model for each client and no global one to look into"
+        )
     for what, was, now in (
         ("method", run.spec["method"], {"name": method.name, **dataclasses.asdict(method)}),
         ("data_checksum", run.spec["data_checksum"], data.checksum()),
@@ -60,10 +64,6 @@ def reopen(
     """The federation of a run as its last checkpoint left it."""
     federation = rebuild(run, data_dir, decoding)
     RunFolder(run.path).read_checkpoint(federation)
-    if not federation.method.shares_weights():
-        raise FedscError(
-            f"{run.path}: {run.label} has a model for each client and no global one to look into"
-        )
     return federation
 
 

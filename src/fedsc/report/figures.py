@@ -138,8 +138,8 @@ def draw_classes(runs: list[RunData], path: Path) -> None:
                 axes.set_xlabel("classes, from the best to the worst of each method")
                 axes.set_ylabel("test accuracy, %")
         if few:
-            row = max(0.28, 0.085 * len(looks))
-            figure.set_figheight(max(PANEL[1], row * len(classes) + 1.3))
+            inches = max(0.28, 0.085 * len(looks))  # of a row
+            figure.set_figheight(max(PANEL[1], inches * len(classes) + 1.3))
         handles, labels = panels[0][0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)))
         save_figure(figure, path)
