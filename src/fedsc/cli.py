@@ -139,6 +139,9 @@ def run(
     resume: Path | None = typer.Option(
         None, help="go on with the runs in this folder, as they were asked for"
     ),
+    track: list[str] | None = typer.Option(
+        None, help="also keep the runs in tensorboard or mlflow; may be given twice"
+    ),
     data_dir: Path | None = DATA_DIR,
     quiet: bool = typer.Option(False, "--quiet", help="show the table only"),
     **given: Any,
@@ -153,7 +156,7 @@ def run(
         settings.pop(name, None)
     if resume is None:
         job = Job(methods or ["fedsc"], seeds or [0], settings)
-        compare(job, console, out, overwrite, False, data_dir, quiet)
+        compare(job, console, out, overwrite, False, data_dir, quiet, track)
         return
     if out is not None or overwrite:
         raise FedscError("--resume goes on in the folder it names: leave out --out and --overwrite")
@@ -161,7 +164,7 @@ def run(
         settings["methods"] = methods
     if seeds:
         settings["seeds"] = seeds
-    compare(read_job(resume, settings), console, resume, False, True, data_dir, quiet)
+    compare(read_job(resume, settings), console, resume, False, True, data_dir, quiet, track)
 
 
 def one(value: Any) -> list[Any] | None:

@@ -40,6 +40,7 @@ RUN_FILES = (  # all that a run folder holds
     *("landscape.json", "embedding.json", "theory.json"),
 )
 CLIENTS = "clients"  # and this folder
+EVENTS = "events.out.tfevents."  # and TensorBoard's files, which begin with this
 JOB_FILES = ("job.json", "curves.png", "summary.md")  # beside the run folders
 
 
@@ -184,6 +185,7 @@ def is_run(path: Path) -> bool:
     if not isinstance(spec, dict) or not {"format", "hash"} <= set(spec):
         return False
     names = {inner.name.removesuffix(".part") for inner in path.iterdir()}
+    names = {name for name in names if not name.startswith(EVENTS)}
     return names <= {*RUN_FILES, CLIENTS} and all(
         inner.suffix in (".safetensors", ".part") for inner in (path / CLIENTS).glob("*")
     )
