@@ -332,7 +332,7 @@ def figure(
     ),
     title: str = typer.Option("", help="sensitivity: another title"),
     images: int | None = typer.Option(
-        None, help="landscape, embedding: how many test images (default: 1000)", min=5
+        None, help="landscape, embedding: how many test images (default: 250, 1000)", min=5
     ),
     data_dir: Path | None = DATA_DIR,
 ) -> None:

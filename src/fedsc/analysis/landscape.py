@@ -39,8 +39,8 @@ from ..report.runs import RunData
 from ..state import State
 from .reopen import OnStep, cached, checkpoint_of, engine_of, reopen
 
-POINTS = 21  # of the grid in each direction
-IMAGES = 1000
+POINTS = 15  # of the grid in each direction
+IMAGES = 250
 MARGIN = 1.5  # the plane reaches so much further than the farthest model
 
 
