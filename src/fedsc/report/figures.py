@@ -35,6 +35,7 @@ from .runs import RunData, by_label
 from .statistics import mean_and_spread
 
 MOST_NAMED_CLASSES = 30
+MOST_IN_LEGEND = 20
 # Paul Tol's muted palette and black: ten colours that stay apart for colour-blind readers.
 TEN_COLOURS = (
     "#332288",
@@ -258,7 +259,7 @@ def draw_embedding(runs: list[RunData], path: Path) -> None:
         figure, rows = plt.subplots(
             1 + by_client,
             len(runs),
-            figsize=(2.9 * len(runs) + (0.8 if by_client else 0), 2.7 * (1 + by_client)),
+            figsize=(2.9 * len(runs) + 1.2, 2.7 * (1 + by_client)),
             squeeze=False,
             layout="constrained",
         )
@@ -276,13 +277,15 @@ def draw_embedding(runs: list[RunData], path: Path) -> None:
             axes.set_xticks([])
             axes.set_yticks([])
             axes.spines[["top", "right"]].set_visible(True)
-        rows[0][0].set_ylabel("by class")
-        if by_client:
-            rows[1][0].set_ylabel("by client")
-            handles, names = rows[1][-1].get_legend_handles_labels()
-            if len(names) <= 20:
-                figure.legend(
-                    handles, names, loc="outside right lower", title="client", markerscale=2
+        for row, what in zip(rows, ("class", "client"), strict=False):
+            row[0].set_ylabel(f"by {what}")
+            if len(row[-1].get_legend_handles_labels()[1]) <= MOST_IN_LEGEND:
+                row[-1].legend(
+                    loc="upper left",
+                    bbox_to_anchor=(1, 1),
+                    title=what,
+                    markerscale=2,
+                    alignment="left",
                 )
         save_figure(figure, path)
 
@@ -295,7 +298,8 @@ def draw_groups(
     names: list[str],
     named: bool,
 ) -> None:
-    """Points in the colour and with the mark of their group; `named`: its name in its midst."""
+    """Points in the colour and with the mark of their group; `named`: its name, if short, in its
+    midst."""
     of = np.array(group)
     many = plt.get_cmap("turbo")
     for number, name in enumerate(names):
@@ -308,7 +312,7 @@ def draw_groups(
         axes.scatter(
             x[inside], y[inside], s=10, color=colour, marker=marker, linewidths=0, label=name
         )
-        if named and len(names) <= 20:
+        if named and len(names) <= MOST_IN_LEGEND and max(map(len, names)) <= 2:
             axes.text(
                 np.median(x[inside]),
                 np.median(y[inside]),
