@@ -235,6 +235,9 @@ def made_run(name: str, accuracies: list[float], seconds: float, **more: Any) ->
         "clients": 3,
         "epochs": 1,
         "long_tail": None,
+        "few_shot": None,
+        "participation": 1.0,
+        "model": "mlp",
         "label": name.rpartition("-seed")[0],
         "seed": int(name.rpartition("seed")[2]),
     }

@@ -140,6 +140,9 @@ def run(
     resume: Path | None = typer.Option(
         None, help="go on with the runs in this folder, as they were asked for"
     ),
+    track: list[str] | None = typer.Option(
+        None, help="also keep the runs in tensorboard or mlflow; may be given twice"
+    ),
     data_dir: Path | None = DATA_DIR,
     quiet: bool = typer.Option(False, "--quiet", help="show the table only"),
     **given: Any,
@@ -154,7 +157,7 @@ def run(
         settings.pop(name, None)
     if resume is None:
         job = Job(methods or ["fedsc"], seeds or [0], settings)
-        compare(job, console, out, overwrite, False, data_dir, quiet)
+        compare(job, console, out, overwrite, False, data_dir, quiet, track)
         return
     if out is not None or overwrite:
         raise FedscError("--resume goes on in the folder it names: leave out --out and --overwrite")
@@ -162,7 +165,7 @@ def run(
         settings["methods"] = methods
     if seeds:
         settings["seeds"] = seeds
-    compare(read_job(resume, settings), console, resume, False, True, data_dir, quiet)
+    compare(read_job(resume, settings), console, resume, False, True, data_dir, quiet, track)
 
 
 def one(value: Any) -> list[Any] | None:
@@ -460,3 +463,53 @@ def board(
 def say_skipped(data: dict[str, Any]) -> None:
     for line in data["skipped"]:
         print(f"fedsc: {line}", file=sys.stderr)
+
+
+@app.command()
+def figure(
+    kind: str = typer.Argument(
+        help="curves, landscape, sensitivity, embedding, partition, classes or drift"
+    ),
+    runs: list[Path] = typer.Argument(help="run folders, or folders that hold some"),
+    out: Path = typer.Option(..., "-o", "--out", help="the picture, .png or .pdf"),
+    over: str | None = typer.Option(
+        None, help="sensitivity: the hyperparameter, where the runs differ in several"
+    ),
+    title: str = typer.Option("", help="sensitivity: another title"),
+    images: int | None = typer.Option(
+        None, help="landscape, embedding: how many test images (default: 250, 1000)", min=5
+    ),
+    data_dir: Path | None = DATA_DIR,
+) -> None:
+    """Draw a figure from finished runs, for a paper."""
+    from .experiments.figure import make_figure
+
+    make_figure(kind, runs, out, console, over, title, images, data_dir)
+
+
+@app.command()
+def theory(
+    run: Path = typer.Argument(help="folder of a finished run of fedsc"),
+    xi: float | None = typer.Option(
+        None, help="mean squared gradient to reach (default: that of the last checkpoint)"
+    ),
+    out: Path | None = typer.Option(None, "-o", "--out", help="draw loss and bound, .png or .pdf"),
+    data_dir: Path | None = DATA_DIR,
+) -> None:
+    """Set the paper's theorems beside a run: estimated constants, conditions and bound."""
+    from .analysis.verdict import theory_of
+    from .report.pictures import check_picture
+    from .report.runs import read_run
+    from .report.theory_table import draw_theory, show_theory
+
+    if xi is not None and not xi > 0:
+        raise FedscError(f"--xi {xi:g} is out of range (allowed: above 0)")
+    if out is not None:
+        check_picture(out)
+    data = read_run(run)
+    with data_progress(console) as progress:
+        found = theory_of(data, xi, data_dir, progress, progress)
+    show_theory(data, found, console)
+    if out is not None:
+        draw_theory(data, found, out)
+        console.print(f"picture in {out}", soft_wrap=True)

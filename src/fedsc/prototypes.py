@@ -153,3 +153,13 @@ def consistent_prototypes(r: Tensor, held: Tensor, e: Tensor, renormalise: bool 
         return summed
     total = weight.sum(0)
     return summed / torch.where(total > 0, total, 1)[:, None]
+
+
+def mean_change(old: Tensor, new: Tensor, both: Tensor) -> Tensor:
+    """How far prototypes (C, d) moved, relative to their length: ||new - old|| / ||old||.
+
+    The mean over the classes `both` (C,) that had one before and have one now; NaN without any.
+    """
+    length = torch.linalg.vector_norm(old, dim=-1).clamp_min(NORM_FLOOR)
+    change = torch.linalg.vector_norm(new - old, dim=-1) / length
+    return torch.where(both, change, 0).sum() / both.sum()

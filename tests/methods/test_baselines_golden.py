@@ -149,7 +149,8 @@ def test_fedproto_server() -> None:
             prototypes[int(label)], counts[int(label)] = tensor(row), client + 1
         uploads.append(Upload(client, 1, {}, {"prototypes": prototypes, "counts": counts}))
     method = FedProto()
-    server = method.aggregate({}, uploads, {})
+    before = {"prototypes": torch.zeros(3, 2), "exists": torch.zeros(3, dtype=torch.bool)}
+    server = method.aggregate(before, uploads, {})
     assert server["exists"].tolist() == [True, True, False]
     for label, row in expected["aggregated_uniform"].items():
         assert_equals(server["prototypes"][int(label)], row)

@@ -22,6 +22,7 @@ PURPOSES = (
     "layers",
     "server",
     "validation",
+    "figures",
 )
 
 

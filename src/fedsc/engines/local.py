@@ -73,9 +73,11 @@ class Images:
             images = self.picked(picked)
         return images, self.labels[picked]
 
-    def clean_batches(self, indices: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    def clean_batches(
+        self, indices: Tensor, size: int = CLEAN_BATCH
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """All of a client's images once, in order, without augmentation."""
-        for picked in indices.split(CLEAN_BATCH):
+        for picked in indices.split(size):
             yield self.picked(picked), self.labels[picked]
 
     def picked(self, indices: Tensor) -> Tensor:

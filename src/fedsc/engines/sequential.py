@@ -89,7 +89,7 @@ class SequentialEngine:
             client_data.class_counts,
             to_device(memory, self.device),
         )
-        visit = _Visit(self, round, client_data, client, global_model, received, on_images)
+        visit = Visit(self, round, client_data, client, global_model, received, on_images)
         return what_remains(self.method, client_data, visit.train())
 
     def teacher(self, name: str, state: State) -> nn.Module:
@@ -100,7 +100,7 @@ class SequentialEngine:
         return self.teachers[name].eval()
 
 
-class _Visit:
+class Visit:
     """Local training of one client in one round."""
 
     def __init__(

@@ -23,6 +23,7 @@ from ..report.table import comparison_rows, comparison_table, markdown_table
 from ..spec import RunSpec
 from .folder import prepare_out
 from .runner import build, execute, load
+from .trackers import Tracked, check_trackers
 
 RESUME_AS_IT_WAS = "resume a run as it was asked for, or start another"
 LONGEST_NAME = 80  # of a folder; beyond that a hash stands for the rest
@@ -57,11 +58,13 @@ def compare(
     resume: bool = False,
     data_dir: Path | None = None,
     quiet: bool = False,
+    track: list[str] | None = None,
 ) -> list[RunData]:
     """Run every method with every seed; each run is a folder `out/METHOD-seedN`.
 
     Everything that can be wrong with the settings is found before the first run starts.
     """
+    check_trackers(track or [])
     specs = job.specs()
     methods = {name: method_from_text(spec.method, spec.dataset) for name, spec in specs.items()}
     first = next(iter(specs.values()))
@@ -81,6 +84,8 @@ def compare(
         for name, spec in specs.items():
             if not (out / name / "summary.json").exists():
                 progress = choose_progress(quiet, console)
+                if track:
+                    progress = Tracked(progress, track, out / name)
                 execute(spec, data, methods[name], None, out / name, progress, resume)
 
     from ..report.pictures import draw_curves

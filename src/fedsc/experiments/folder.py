@@ -8,6 +8,7 @@ metrics.jsonl          one line of JSON per round; what depends on the clock is 
 state.safetensors      the checkpoint: the server's state, the round, and the clients' files
 clients/               memories of clients, and what the server keeps of each, where there are any
 summary.json           last, best and mean-of-last-10 accuracy; written when the run is complete
+landscape.json, embedding.json, theory.json   what analysis/ made of the run, where it was asked to
 """
 
 from __future__ import annotations
@@ -36,8 +37,10 @@ FORMAT = 1
 RUN_FILES = (  # all that a run folder holds
     *("spec.json", "environment.json", "partition.json", "partition.safetensors"),
     *("metrics.jsonl", "state.safetensors", "summary.json"),
+    *("landscape.json", "embedding.json", "theory.json"),
 )
 CLIENTS = "clients"  # and this folder
+EVENTS = "events.out.tfevents."  # and TensorBoard's files, which begin with this
 JOB_FILES = ("job.json", "curves.png", "summary.md")  # beside the run folders
 
 
@@ -103,11 +106,22 @@ class RunFolder:
         federation.records.discard_unused()
 
     def restore(self, federation: Federation) -> list[dict[str, Any]]:
-        """Put a federation where the last checkpoint left it; returns the records until then."""
-        path = self.path / "state.safetensors"
-        if not path.exists():  # killed before its first checkpoint: begin again
+        """Put a federation where the last checkpoint left it; returns the records until then.
+
+        Rounds after the checkpoint are taken back: they are run again, with the same result.
+        """
+        if not (self.path / "state.safetensors").exists():  # killed before its first checkpoint
             (self.path / "metrics.jsonl").unlink(missing_ok=True)
             return []
+        lines = self.read_checkpoint(federation)
+        text = "".join(f"{line}\n" for line in lines)
+        write_atomically(self.path / "metrics.jsonl", text.encode())
+        return [json.loads(line) for line in lines]
+
+    def read_checkpoint(self, federation: Federation) -> list[str]:
+        """Put a federation where the last checkpoint left it, and write nothing; returns the lines
+        of metrics.jsonl until then."""
+        path = self.path / "state.safetensors"
         try:
             lines = (self.path / "metrics.jsonl").read_text().splitlines()
             with safe_open(path, "pt") as file:
@@ -116,16 +130,13 @@ class RunFolder:
             federation.round = int(facts["round"])
             federation.memories.restore(facts["memories"])
             federation.records.restore(facts["records"])
-            # Rounds after the checkpoint are run again, with the same result.
-            records = [json.loads(line) for line in lines[: federation.round]]
-            if len(records) < federation.round:
-                raise ValueError(f"metrics.jsonl has {len(records)} of {federation.round} rounds")
+            lines = lines[: federation.round]
+            if len([json.loads(line) for line in lines]) < federation.round:
+                raise ValueError(f"metrics.jsonl has {len(lines)} of {federation.round} rounds")
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
             raise FedscError(f"{self.path} is damaged and cannot be resumed: {error}") from None
         federation.server = to_device(unflatten(flat), federation.device)
-        text = "".join(f"{line}\n" for line in lines[: federation.round])
-        write_atomically(self.path / "metrics.jsonl", text.encode())
-        return records
+        return lines
 
 
 def prepare_out(out: Path, overwrite: bool) -> None:
@@ -174,6 +185,7 @@ def is_run(path: Path) -> bool:
     if not isinstance(spec, dict) or not {"format", "hash"} <= set(spec):
         return False
     names = {inner.name.removesuffix(".part") for inner in path.iterdir()}
+    names = {name for name in names if not name.startswith(EVENTS)}
     return names <= {*RUN_FILES, CLIENTS} and all(
         inner.suffix in (".safetensors", ".part") for inner in (path / CLIENTS).glob("*")
     )

@@ -49,8 +49,13 @@ class FedNH(Method):
         ordered = sorted(uploads, key=lambda upload: upload.client)
         summed = torch.stack([upload.extra["sums"] for upload in ordered]).sum(0)
         counts = torch.stack([upload.extra["counts"] for upload in ordered]).sum(0)
-        model[name] = move_prototypes(server["model"][name], summed, counts, self.rho)
-        return {**server, "model": model}
+        old = server["model"][name]
+        model[name] = move_prototypes(old, summed, counts, self.rho)
+        every = torch.ones(len(old), dtype=torch.bool, device=old.device)
+        return {**server, "model": model, "drift": eq.mean_change(old, model[name], every)}
+
+    def diagnostics(self, server: State, uploads: list[Upload]) -> dict[str, float]:
+        return {"prototype_drift": float(server["drift"])}
 
     def moments(self, round: int) -> tuple[Moment, ...]:
         return ("end",)

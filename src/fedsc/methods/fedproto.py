@@ -61,10 +61,15 @@ class FedProto(Method):
         ordered = sorted(uploads, key=lambda upload: upload.client)
         c = torch.stack([upload.extra["prototypes"] for upload in ordered])
         held = torch.stack([upload.extra["counts"] for upload in ordered]) > 0
-        new: State = {"prototypes": eq.global_prototypes(c, held), "exists": held.any(0)}
+        prototypes, exists = eq.global_prototypes(c, held), held.any(0)
+        drift = eq.mean_change(server["prototypes"], prototypes, server["exists"] & exists)
+        new: State = {"prototypes": prototypes, "exists": exists, "drift": drift}
         if self.shares_weights():
             new["model"] = self.average(uploads)
         return {**server, **new}
+
+    def diagnostics(self, server: State, uploads: list[Upload]) -> dict[str, float]:
+        return {"prototype_drift": float(server["drift"])}
 
     # The client ----------------------------------------------------------------------------------
 

@@ -210,14 +210,12 @@ class FedSC(Method):
         like = server["relational"]  # its device and precision
         old, both = server["consistent"], server["consistent_exists"] & holders.to(like.device)
         o = o.to(like)
-        length = torch.linalg.vector_norm(old, dim=-1).clamp_min(eq.NORM_FLOOR)
-        change = torch.linalg.vector_norm(o - old, dim=-1) / length
         return {
             "relational": r.to(like),
             "relational_exists": exists.to(like.device),
             "consistent": o,
             "consistent_exists": holders.to(like.device),
-            "drift": (change * both).sum() / both.sum().clamp_min(1),
+            "drift": eq.mean_change(old, o, both),
         }
 
     def distances(self, g: Tensor, c: Tensor) -> Tensor:
