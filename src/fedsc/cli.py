@@ -481,7 +481,10 @@ def figure(
     ),
     data_dir: Path | None = DATA_DIR,
 ) -> None:
-    """Draw a figure from finished runs, for a paper."""
+    """Draw a figure from run folders, for a paper.
+
+    Kinds: curves, landscape, sensitivity, embedding, partition, classes, drift.
+    """
     from .experiments.figure import make_figure
 
     make_figure(kind, runs, out, console, over, title, images, data_dir)
