@@ -31,7 +31,7 @@ SETTINGS = {
 }
 
 
-ENGINES = (("sequential", "fp32"), ("threads", "fp32"), ("threads", "bf16"))
+ENGINES = (("sequential", "fp32"), ("workers", "fp32"), ("workers", "bf16"))
 
 
 def make_model(name: str, data: Dataset) -> nn.Module:

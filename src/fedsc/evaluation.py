@@ -14,7 +14,7 @@ needs a classifier for the test classes is left out.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -31,14 +31,13 @@ CALIBRATION_BINS = 15
 
 
 @torch.no_grad()
-def run_model(forward: Callable[[Tensor], Outputs], model: nn.Module, images: Tensor) -> Outputs:
+def run_model(
+    forward: Callable[[Tensor], Outputs], model: nn.Module, batches: Iterable[Tensor]
+) -> Outputs:
     """Features (N, d) and logits (N, C) of all images, in evaluation mode; stages are dropped."""
     was_training = model.training
     model.eval()
-    outputs = [
-        forward(part)._replace(stages=())
-        for part in images.split(EVALUATION_BATCH[images.device.type])
-    ]
+    outputs = [forward(batch)._replace(stages=()) for batch in batches]
     model.train(was_training)
     return Outputs(
         features=torch.cat([output.features for output in outputs]),

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from .data.dataset import Dataset
 from .data.episodes import draw_episodes
@@ -31,9 +31,9 @@ from .engines.local import (
     load_state,
 )
 from .engines.sequential import SequentialEngine
-from .engines.threads import ThreadEngine, has_random_layers
+from .engines.workers import WorkerEngine, can_fork
 from .errors import FedscError
-from .evaluation import evaluate, evaluate_few_shot, run_model
+from .evaluation import EVALUATION_BATCH, evaluate, evaluate_few_shot, run_model
 from .method import Method, Task, Upload
 from .models import check_model
 from .models.outputs import Outputs
@@ -56,25 +56,27 @@ def split_training_data(spec: RunSpec, data: Dataset) -> list[Indices]:
     return [kept[part] for part in parts]
 
 
-EngineName = Literal["sequential", "threads", "graphs"]
+EngineName = Literal["sequential", "workers", "graphs"]
 
 
 def choose_engine(
-    spec: RunSpec, data: Dataset, model: nn.Module, cohort_size: int
+    spec: RunSpec, device: torch.device, cohort_size: int
 ) -> tuple[EngineName, Precision]:
     """The engine and the precision of a run, where the specification leaves them open."""
-    on_gpu = data.train_images.device.type == "cuda"
+    on_gpu = device.type == "cuda"
     engine: EngineName
     if spec.engine != "auto":
         engine = spec.engine
     elif on_gpu:
         engine = "graphs"
-    elif min(cohort_size, torch.get_num_threads()) > 1:
-        engine = "sequential" if has_random_layers(model, data.image_shape) else "threads"
+    elif min(cohort_size, torch.get_num_threads()) > 1 and can_fork():
+        engine = "workers"
     else:
         engine = "sequential"
-    if engine == "threads" and on_gpu:
-        raise FedscError("--engine threads is for the CPU: leave it out, or add --device cpu")
+    if engine == "workers" and on_gpu:
+        raise FedscError("--engine workers is for the CPU: leave it out, or add --device cpu")
+    if engine == "workers" and not can_fork():
+        raise FedscError("--engine workers needs Linux: take --engine sequential")
     if spec.precision != "auto":
         return engine, spec.precision
     return engine, "bf16" if on_gpu and engine == "graphs" else "fp32"
@@ -112,7 +114,7 @@ class Federation:
         names = tuple(name for name, p in self.model.named_parameters() if p.requires_grad)
         self.task = dataclasses.replace(task, feature_dim=feature_dim, trainable=names)
         self._check_single_samples()
-        self.engine_name, self.precision = choose_engine(spec, data, self.model, size)
+        self.engine_name, self.precision = choose_engine(spec, device, size)
         self.engine = self._make_engine()
         self.episodes = (
             draw_episodes(data.test_labels, spec.episodes, spec.ways, spec.shots, spec.queries)
@@ -129,7 +131,7 @@ class Federation:
         self.round = 0  # rounds finished
         self.has_diverged = False
 
-    def _make_engine(self) -> SequentialEngine | ThreadEngine | GraphEngine:
+    def _make_engine(self) -> SequentialEngine | WorkerEngine | GraphEngine:
         spec = self.spec
         augment = self.data.augment if spec.augment == "auto" else spec.augment
         training = Training(
@@ -146,9 +148,9 @@ class Federation:
         common = self.method, self.model, self.task, self.data, training
         if self.engine_name == "sequential":
             return SequentialEngine(*common)
-        if self.engine_name == "threads":
+        if self.engine_name == "workers":
             at_once = min(self.task.cohort_size, torch.get_num_threads())
-            return ThreadEngine(SequentialEngine(*common), at_once)
+            return WorkerEngine(SequentialEngine(*common), self.clients, at_once)
         devices = [self.device]
         if spec.device in ("auto", "cuda") and self.device.type == "cuda":
             devices = [torch.device("cuda", k) for k in range(torch.cuda.device_count())]
@@ -260,11 +262,8 @@ class Federation:
     def _test_outputs(self, state: State) -> Outputs:
         load_state(self.model, state)
         images = self.engine.images
-
-        def forward(batch: Tensor) -> Outputs:
-            return images.forward(self.model, images.normalised(batch))
-
-        return run_model(forward, self.model, self.data.test_images)
+        batches = images.test_batches(EVALUATION_BATCH[self.device.type])
+        return run_model(lambda batch: images.forward(self.model, batch), self.model, batches)
 
     def _check_single_samples(self) -> None:
         """Batch normalisation has no variance over one value: say so before training starts."""

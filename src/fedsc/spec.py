@@ -76,9 +76,9 @@ class RunSpec:
     queries: int = option(15, "query images per class", at_least=1)
 
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
-    engine: Literal["auto", "sequential", "threads", "graphs"] = option(
+    engine: Literal["auto", "sequential", "workers", "graphs"] = option(
         "auto",
-        "one client after another, or several at once, in CPU threads or CUDA graphs; "
+        "one client after another, or several at once, in CPU processes or CUDA graphs; "
         "auto: by device",
     )
     slots: int | None = option(None, "clients at once in the graph engine (default: 5)", at_least=1)

@@ -247,7 +247,7 @@ def test_damaged_and_foreign_folders_are_named_and_left_alone(
 ) -> None:
     run_grid(tmp_path)
     damaged, other = (tmp_path / one_cell(method).name for method in ("fedavg", "fedsc"))
-    (damaged / "metrics.jsonl").write_text("{")
+    (damaged / "metrics.jsonl").write_text("{\n")
     spec = json.loads((other / "spec.json").read_text())
     (other / "spec.json").write_text(json.dumps({**spec, "lr": 0.5}))
     (tmp_path / "holiday").mkdir()

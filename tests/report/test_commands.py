@@ -29,7 +29,7 @@ def test_report_names_what_it_skips(
         report(monkeypatch, tmp_path / "runs", "-o", page)
     assert not stop.value.code
     out, err = capsys.readouterr()
-    assert out == f"1 run in {page} (1.5 MiB)\n"
+    assert out == f"1 run in {page} (4.7 MiB)\n"
     assert err == f"fedsc: {tmp_path / 'runs' / 'foreign'} holds no run folder\n"
     assert page.stat().st_size > 1_000_000
 

@@ -18,7 +18,7 @@ from ..data.images import Progress as DecodingProgress
 from ..data.randomness import generator
 from ..engines.local import load_state
 from ..errors import FedscError
-from ..evaluation import run_model
+from ..evaluation import EVALUATION_BATCH, run_model
 from ..federation import Federation
 from ..report.runs import RunData
 from .reopen import OnStep, cached, checkpoint_of, reopen
@@ -85,7 +85,9 @@ def test_features(federation: Federation, picked: torch.Tensor) -> tuple[Any, li
         return images.forward(federation.model, images.normalised(batch))
 
     chosen = federation.data.test_images[picked.to(federation.device)]
-    outputs = run_model(forward, federation.model, chosen)
+    outputs = run_model(
+        forward, federation.model, chosen.split(EVALUATION_BATCH[chosen.device.type])
+    )
     scores = method.predictions([outputs], federation.server)[0]
     features = method.embedding(outputs.features)
     return features.cpu().numpy(), scores.argmax(1).tolist()

@@ -31,7 +31,7 @@ from ..data.images import Progress as DecodingProgress
 from ..data.plan import cohort
 from ..data.randomness import generator
 from ..engines.local import load_state
-from ..evaluation import run_model
+from ..evaluation import EVALUATION_BATCH, run_model
 from ..federation import Federation
 from ..method import Upload
 from ..models.outputs import Outputs
@@ -162,7 +162,9 @@ def test_loss(federation: Federation, images: int) -> Callable[[State], float]:
 
     def loss_at(state: State) -> float:
         load_state(model, state)
-        logits = run_model(forward, model, some_images).logits
+        logits = run_model(
+            forward, model, some_images.split(EVALUATION_BATCH[some_images.device.type])
+        ).logits
         return float(F.cross_entropy(logits.double(), some_labels))
 
     return loss_at

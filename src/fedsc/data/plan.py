@@ -52,9 +52,15 @@ def steps_per_epoch(num_samples: int, batch_size: int) -> int:
 
 
 def client_plan(
-    seed: int, round: int, client: int, num_samples: int, epochs: int, batch_size: int
+    seed: int,
+    round: int,
+    client: int,
+    num_samples: int,
+    epochs: int,
+    batch_size: int,
+    augment: bool = True,
 ) -> ClientPlan:
-    """The batches of one client in one round."""
+    """The batches of one client in one round; without `augment`, no crop and no flip is drawn."""
     size = min(batch_size, num_samples)
     steps = steps_per_epoch(num_samples, size)
     rng = generator("batches", seed, round, client)
@@ -62,10 +68,12 @@ def client_plan(
     order = np.concatenate([order, order[:, : steps * size - num_samples]], axis=1)
     weight = (np.arange(steps * size) < num_samples).astype(np.float32)
 
-    rng = generator("augmentation", seed, round, client)
     shape = (epochs, steps, size)
-    shift = rng.integers(0, 2 * CROP_PADDING + 1, (*shape, 2))
-    flip = rng.integers(0, 2, shape).astype(bool)
+    shift, flip = np.full((*shape, 2), CROP_PADDING), np.zeros(shape, dtype=bool)
+    if augment:
+        rng = generator("augmentation", seed, round, client)
+        shift = rng.integers(0, 2 * CROP_PADDING + 1, (*shape, 2))
+        flip = rng.integers(0, 2, shape).astype(bool)
     return ClientPlan(
         order=torch.from_numpy(order.reshape(shape)),
         weight=torch.from_numpy(weight.reshape(steps, size)),

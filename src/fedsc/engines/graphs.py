@@ -36,10 +36,12 @@ from .local import (
     OnImages,
     Training,
     channels_last,
+    copy_into,
     copy_state,
     load_state,
     plan_of,
     seed_layers,
+    total_of,
     what_remains,
 )
 
@@ -262,7 +264,7 @@ class Slot:
         terms = kernels.loss(batch)
         for param in self.params.values():
             param.grad = None  # backward then writes the gradient instead of adding to it
-        torch.stack(list(terms.values())).sum().backward()
+        total_of(terms).backward()
         if self.training.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.params.values(), self.training.clip_norm)
         self.optimiser.step()
@@ -448,16 +450,6 @@ class Slot:
         """What the server does next waits for this slot."""
         if self.stream is not None:
             torch.cuda.current_stream(self.home).wait_stream(self.stream)
-
-
-@torch.no_grad()
-def copy_into(static: State, values: State) -> None:
-    """Copy the values that a static state has room for."""
-    for name, target in static.items():
-        if isinstance(target, dict):
-            copy_into(target, values[name])
-        else:
-            target.copy_(values[name], non_blocking=True)
 
 
 def clone(state: Any) -> State:

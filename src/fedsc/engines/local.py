@@ -62,6 +62,8 @@ class Images:
         self.std = torch.tensor(data.std, device=device).view(-1, 1, 1)
         self.augment = training.augment
         self.prepared = self.unchanging(self.images) if not self.augment else None
+        self.test_images = data.test_images
+        self.prepared_test = self.unchanging(self.test_images)
         self.precision = training.precision
         self.uses_stages = uses_stages
 
@@ -86,6 +88,13 @@ class Images:
             return self.normalised(self.images[indices])
         return self.prepared[indices].contiguous(memory_format=torch.channels_last)
 
+    def test_batches(self, size: int) -> Iterator[Tensor]:
+        """The test images, normalised."""
+        if self.prepared_test is not None:
+            yield from self.prepared_test.split(size)
+        else:
+            yield from map(self.normalised, self.test_images.split(size))
+
     def unchanging(self, images: Tensor) -> Tensor | None:
         """All images normalised once, where that is worth the memory: small models on a CPU would
         spend a tenth of their time on it."""
@@ -100,8 +109,11 @@ class Images:
 
     def forward(self, model: nn.Module, images: Tensor) -> Outputs:
         """A forward pass in the run's precision; losses always see float32."""
-        with torch.autocast(images.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
-            outputs: Outputs = model(images)
+        if self.precision == "bf16":
+            with torch.autocast(images.device.type, torch.bfloat16):
+                outputs: Outputs = model(images)
+        else:
+            outputs = model(images)
         return Outputs(
             outputs.features.float(),
             outputs.logits.float(),
@@ -120,7 +132,13 @@ def plan_of(training: Training, round: int, client: ClientData) -> ClientPlan:
     """A client's batches in a round; none in round 0, which is a survey without training."""
     epochs = training.epochs if round else 0
     return client_plan(
-        training.seed, round, client.id, client.num_samples, epochs, training.batch_size
+        training.seed,
+        round,
+        client.id,
+        client.num_samples,
+        epochs,
+        training.batch_size,
+        training.augment,
     )
 
 
@@ -145,6 +163,12 @@ def what_remains(method: Method, client: ClientData, result: LocalResult) -> tup
     return upload, method.remember(result)
 
 
+def total_of(terms: dict[str, Tensor]) -> Tensor:
+    """What is minimised. The common case of one term costs nothing."""
+    first, *others = terms.values()
+    return torch.stack([first, *others]).sum() if others else first
+
+
 @torch.no_grad()
 def load_state(model: nn.Module, state: State) -> None:
     """Copy a state into a model's own tensors, in place."""
@@ -154,3 +178,13 @@ def load_state(model: nn.Module, state: State) -> None:
 
 def copy_state(model: nn.Module) -> State:
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+@torch.no_grad()
+def copy_into(static: State, values: State) -> None:
+    """Copy the values that a static state has room for."""
+    for name, target in static.items():
+        if isinstance(target, dict):
+            copy_into(target, values[name])
+        else:
+            target.copy_(values[name], non_blocking=True)

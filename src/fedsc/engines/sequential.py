@@ -23,6 +23,7 @@ from .local import (
     load_state,
     plan_of,
     seed_layers,
+    total_of,
     what_remains,
 )
 
@@ -36,10 +37,6 @@ class SequentialEngine:
         self.method, self.task, self.training = method, task, training
         self.images = Images(data, training, method.uses_stages)
         self.device = data.train_images.device
-        self.own_model(model)
-
-    def own_model(self, model: nn.Module) -> None:
-        """A replica of the model to train, and what belongs to it."""
         self.model = channels_last(copy.deepcopy(model))
         self.params = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         self.optimiser = torch.optim.SGD(
@@ -50,12 +47,6 @@ class SequentialEngine:
             fused=True,
         )
         self.teachers: dict[str, nn.Module] = {}
-
-    def replica(self) -> SequentialEngine:
-        """A second engine on the same data, that can train at the same time."""
-        other = copy.copy(self)
-        other.own_model(self.model)
-        return other
 
     def fit(
         self,
@@ -162,7 +153,7 @@ class Visit:
         terms = self.method.loss(batch)
         for param in self.params.values():
             param.grad = None
-        torch.stack(list(terms.values())).sum().backward()
+        total_of(terms).backward()
         if self.training.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.params.values(), self.training.clip_norm)
         self.engine.optimiser.step()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import itertools
 import json
 import sys
@@ -106,7 +107,7 @@ def reproduce(
             with_what_was_asked_before(out, asked).write(out)
         failures = run_cells(cells_of(one, seeds, common), out, console, data_dir, quiet)
         together = read_asked(out / f"{one.name}.json")  # other processes may have added to it
-        show(out, together, console, failures=failures)
+        show(out, together, console, failures=failures, data_dir=data_dir)
         whole = whole and not failures
     return whole
 
@@ -250,6 +251,7 @@ def show(
     accuracy: float | None = None,
     costs: bool = False,
     failures: dict[str, str] | None = None,
+    data_dir: Path | None = None,
 ) -> None:
     """Print the tables of a grid, write them beside its runs, and draw its figure."""
     found, skipped = collect(out, asked)
@@ -270,8 +272,8 @@ def show(
     with locked(out, asked.name):  # another process may be writing the same files
         for suffix, page in pages.items():
             write_atomically(out / f"{asked.name}.{suffix}", page(found, accuracy).encode())
-        if asked.name in DRAWINGS and found.runs:
-            drawn = DRAWINGS[asked.name](found, out)
+        if found.runs:
+            drawn = pictures_of(found, out, data_dir, console)
     console.print(
         f"Tables in {out / asked.name}.md, .tex and .csv", soft_wrap=True, highlight=False
     )
@@ -350,27 +352,41 @@ def _options_of_method(text: str) -> list[str]:
 # Figures ------------------------------------------------------------------------------------------
 
 
-def draw_curves_of(found: Results, out: Path) -> list[Path]:
-    """Figure 1c: accuracy over rounds."""
-    from ..report.pictures import draw_curves
+def pictures_of(found: Results, out: Path, data_dir: Path | None, console: Console) -> list[Path]:
+    """Draw the figure of a grid, each picture as PNG and PDF; returns the files."""
+    from ..report import figures, grid_lines, pictures
 
-    path = out / f"{found.grid.name}.png"
-    draw_curves(list(found.runs.values()), path)
-    return [path]
-
-
-def draw_lines_of(found: Results, out: Path) -> list[Path]:
-    """Figures 5 and 6: accuracy against the values of an option."""
-    from ..report.grid_lines import draw_lines
-
-    paths = [out / f"{found.grid.name}.{kind}" for kind in ("png", "pdf")]
-    draw_lines(found, paths)
+    runs = list(found.runs.values())
+    name = found.grid.name
+    drawings: dict[str, Callable[[Path], None]] = {}
+    if name == "figure1":
+        drawings[name] = functools.partial(pictures.draw_curves, runs)
+        own = with_analysis("landscape", runs, data_dir, console)
+        drawings[f"{name}-landscape"] = functools.partial(figures.draw_landscape, own)
+    elif name == "figure7":
+        for column in found.grid.columns:
+            own = [run for (_, key, _), run in found.runs.items() if key == column.key]
+            if own:
+                own = with_analysis("embedding", own, data_dir, console)
+                stem = f"{name}-{folder_name(column.key)}"
+                drawings[stem] = functools.partial(figures.draw_embedding, own)
+    elif name in ("figure5", "figure6"):
+        drawings[name] = functools.partial(grid_lines.draw_lines, found)
+    paths = []
+    for stem, draw in drawings.items():
+        for kind in ("png", "pdf"):
+            paths.append(out / f"{stem}.{kind}")
+            draw(paths[-1])
     return paths
 
 
-# What is drawn of a grid: takes its results and the folder, returns the files it wrote.
-DRAWINGS: dict[str, Callable[[Results, Path], list[Path]]] = {
-    "figure1": draw_curves_of,
-    "figure5": draw_lines_of,
-    "figure6": draw_lines_of,
-}
+def with_analysis(
+    kind: str, runs: list[RunData], data_dir: Path | None, console: Console
+) -> list[RunData]:
+    """The runs of the first seed, once what the picture needs lies in their folders."""
+    from .figure import compute
+
+    lowest = min(run.spec["seed"] for run in runs)
+    kept = [run for run in runs if run.spec["seed"] == lowest]
+    compute(kind, kept, None, data_dir, console)
+    return kept

@@ -263,11 +263,13 @@ def draw_embedding(runs: list[RunData], path: Path) -> None:
             squeeze=False,
             layout="constrained",
         )
+        one_setting = len({title_of(run.spec) for run in runs}) == 1
+        if one_setting:
+            figure.suptitle(title_of(runs[0].spec), x=0.01, horizontalalignment="left", fontsize=11)
         for column, (run, each) in enumerate(zip(runs, found, strict=True)):
             x, y = np.array(each["x"]), np.array(each["y"])
-            settings = {title_of(run.spec) for run in runs}
-            name = run.label if len(settings) == 1 else f"{run.label}, {title_of(run.spec)}"
-            rows[0][column].set_title(name)
+            title = run.label if one_setting else f"{run.label}\n{title_of(run.spec)}"
+            rows[0][column].set_title(title)
             draw_groups(rows[0][column], x, y, each["label"], each["classes"], named=True)
             if by_client:
                 clients = [-1 if k is None else k for k in each["client"] or [-1] * len(x)]

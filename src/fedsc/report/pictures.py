@@ -119,7 +119,7 @@ def title_of(spec: dict[str, Any]) -> str:
     """`digits, NID1 0.2, 10 clients`: short enough for a panel."""
     words = [spec["dataset"], *setting_of(spec).split(", ")]
     return ", ".join(
-        word for word in words if not word.endswith(" epochs") and word != spec["model"]
+        word for word in words if not word.endswith((" epoch", " epochs")) and word != spec["model"]
     )
 
 
