@@ -352,7 +352,9 @@ class Slot:
         rows["weight"] = plan.weight.repeat(epochs, 1)
         for name, values in rows.items():
             if self.captures:
-                static[name][: len(values)].copy_(values, non_blocking=True)
+                # From pinned memory: another copy would hold up Python until this slot has done
+                # all it was asked to, and the other slots would run dry meanwhile.
+                static[name][: len(values)].copy_(values.pin_memory(), non_blocking=True)
             else:
                 static[name] = values.to(self.device)  # of the client's own batch size
         static["next"].zero_()
