@@ -1,21 +1,26 @@
-"""Files that are either all there or not there at all."""
+"""Files that are either all there or not there at all, and files that others may have written."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, NoReturn
 
 from .errors import FedscError
+
+LARGEST_TEXT = 1 << 26  # bytes of a JSON, JSON-lines or TOML file; ours stay far below
 
 
 def write_atomically(path: Path, content: bytes) -> None:
     part = path.with_name(path.name + ".part")
     with explain_write_errors(path):
         try:
-            with part.open("wb") as file:
+            part.unlink(missing_ok=True)  # were it a link, writing would change what it leads to
+            with open_here(part, "wb") as file:
                 write_through(file, content)
             os.replace(part, path)
         except OSError:
@@ -38,3 +43,55 @@ def explain_write_errors(path: Path) -> Iterator[None]:
         raise FedscError(
             f"cannot write {path}: {error.strerror}; make room or choose another place"
         ) from None
+
+
+def open_here(path: Path, mode: str) -> IO[bytes]:
+    """A file to write, unless its name is a link, which may lead out of the folder."""
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+
+    return open(path, mode, opener=opener)
+
+
+def refuse_link(folder: Path) -> None:
+    """What is written into a folder of ours must not end up in another one."""
+    if folder.is_symlink():
+        raise FedscError(f"{folder} is a link, and nothing is written through one: remove it")
+
+
+def read_text(path: Path) -> str:
+    """A text file of ours that others may have written. Raises OSError or FedscError."""
+    size = path.stat().st_size
+    if not path.is_file():  # a device has no end, and a pipe may have no beginning
+        raise FedscError(f"{path} is damaged: it is no plain file")
+    if size > LARGEST_TEXT:
+        raise FedscError(
+            f"{path} is damaged: it has {size:,} bytes (allowed: at most {LARGEST_TEXT:,})"
+        )
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise FedscError(f"{path} is damaged: {error}") from None
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file. Raises OSError or FedscError."""
+    return parse_json(read_text(path), path)
+
+
+def parse_json(text: str, path: Path) -> Any:
+    try:
+        found = json.loads(text, parse_constant=_no_constant)
+        if _SURROGATE.search(text):
+            json.dumps(found, ensure_ascii=False).encode()  # half a character cannot be printed
+    except (ValueError, RecursionError) as error:
+        raise FedscError(f"{path} is damaged: {error}") from None
+    return found
+
+
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")

@@ -14,6 +14,9 @@ from typing import Any, Literal, Union
 from .errors import FedscError, unknown
 
 
+LARGEST_NUMBER = 2**53  # whole numbers beyond this are no numbers of anything here
+
+
 def option(
     default: Any,
     help: str,
@@ -65,6 +68,8 @@ def check(settings: Any) -> None:
             continue
         if opt.choices and value not in opt.choices:
             raise unknown(f"value for {opt.name}", str(value), opt.choices)
+        if isinstance(value, int) and abs(value) > LARGEST_NUMBER:
+            raise FedscError(f"{opt.name} is out of range (allowed: at most {LARGEST_NUMBER})")
         if opt.kind is float and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)
             object.__setattr__(settings, opt.name, value)  # frozen, and 1 must hash like 1.0

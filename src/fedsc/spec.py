@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from .data.partition import NID2_CLIENTS
 from .errors import FedscError, unknown
+from .files import read_text
 from .options import check, option, options_of
 
 
@@ -123,10 +124,10 @@ def spec_hash(resolved: dict[str, Any]) -> str:
 def read_config(path: Path) -> dict[str, Any]:
     """The options in a TOML file: the names of RunSpec's fields, and `methods` and `seeds`."""
     try:
-        found = tomllib.loads(path.read_text())
+        found = tomllib.loads(read_text(path))
     except OSError as error:
         raise FedscError(f"cannot read {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise FedscError(f"{path} is not valid TOML: {error}") from None
     allowed = [opt.name for opt in options_of(RunSpec)] + ["methods", "seeds"]
     for name in found:

@@ -209,11 +209,9 @@ def test_archives_cannot_write_outside(tmp_path: Path, member: str) -> None:
         unpack(tmp_path / "a.zip", into)
     assert names(into) == []
     (tmp_path / "a.tar.gz").write_bytes(tar_gz({member: b"x"}))
-    if member.startswith("/"):  # tar's filter makes an absolute name a relative one
+    with pytest.raises(FedscError, match="member outside its folder"):
         unpack(tmp_path / "a.tar.gz", into)
-    else:
-        with pytest.raises(tarfile.FilterError):
-            unpack(tmp_path / "a.tar.gz", into)
+    assert names(into) == []
     assert names(tmp_path) == ["a.tar.gz", "a.zip", "into"]
     assert not Path("/tmp/evil-of-fedsc").exists()
 

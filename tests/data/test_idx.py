@@ -46,10 +46,16 @@ def test_too_short_or_too_long(tmp_path: Path, name: str, content: bytes) -> Non
 
 
 @pytest.mark.parametrize("name", ["a-ubyte", "a-ubyte.gz"])
-def test_a_lying_header_takes_no_memory(tmp_path: Path, name: str) -> None:
-    path = write(tmp_path / name, idx((2**32 - 1, 2**32 - 1, 2**32 - 1), bytes(100)))
+@pytest.mark.parametrize(
+    ("shape", "said"),
+    [((2**14, 2**14), "100 bytes follow"), ((2**32 - 1,) * 3, "allowed: at most 268435456")],
+)
+def test_a_lying_header_takes_no_memory(
+    tmp_path: Path, name: str, shape: tuple[int, ...], said: str
+) -> None:
+    path = write(tmp_path / name, idx(shape, bytes(100)))
     tracemalloc.start()
-    with pytest.raises(FedscError, match="100 bytes follow"):
+    with pytest.raises(FedscError, match=said):
         read_idx(path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

@@ -13,6 +13,7 @@ from .cifar_pickle import read_python
 from .verify import Official, verify_file
 
 PIXEL_BYTES = 3 * 32 * 32
+MOST_IMAGES = 50_000  # in a file
 
 _CIFAR10_NAMES = "airplane automobile bird cat deer dog frog horse ship truck"
 _CIFAR100_NAMES = """
@@ -95,15 +96,16 @@ def read_binary(
     path: Path, label_bytes: int
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
     """Labels (N, label_bytes) and images (N, 3, 32, 32), both views of the bytes of the file."""
+    record = label_bytes + PIXEL_BYTES
     try:
+        size = path.stat().st_size
+        if not path.is_file() or size == 0 or size % record or size > MOST_IMAGES * record:
+            raise FedscError(
+                f"{path} is truncated or no CIFAR file: it has {size} bytes, "
+                f"expected a multiple of {record}, for at most {MOST_IMAGES} images"
+            )
         content = np.fromfile(path, dtype=np.uint8)
     except OSError as error:
         raise FedscError(f"cannot read {path}: {error.strerror or error}") from error
-    record = label_bytes + PIXEL_BYTES
-    if len(content) == 0 or len(content) % record:
-        raise FedscError(
-            f"{path} is truncated or no CIFAR file: it has {len(content)} bytes, "
-            f"expected a multiple of {record}"
-        )
     rows = content.reshape(-1, record)
     return rows[:, :label_bytes], rows[:, label_bytes:].reshape(-1, 3, 32, 32)

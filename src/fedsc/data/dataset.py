@@ -198,6 +198,8 @@ def _check_split(name: str, part: str, images: Tensor, labels: Tensor, num_class
         )
     if len(images) == 0:
         raise FedscError(f"{where} holds no images")
+    if images.numel() == 0:
+        raise FedscError(f"{where} images are of shape {tuple(images.shape)}: they have no pixels")
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= num_classes:
         raise FedscError(

@@ -6,6 +6,7 @@ folder with the official name is always complete.
 
 from __future__ import annotations
 
+import gzip
 import http.client
 import json
 import os
@@ -19,12 +20,13 @@ import zipfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple, cast
 
 import numpy as np
 from PIL import Image
 
-from ..errors import FedscError, unknown
+from ..errors import FedscError, in_words, unknown
+from ..files import open_here
 from . import cifar, fashion_mnist, tinyimagenet
 from .images import Progress
 from .sources import SOURCES
@@ -33,6 +35,8 @@ from .verify import file_md5
 TIMEOUT_S = 10  # to connect, and between any two pieces
 COMMAND_TIMEOUT_S = 900
 CHUNK = 1 << 20
+LARGEST_UNPACKED = 1 << 32  # bytes
+MOST_MEMBERS = 1_000_000
 MAX_RESUMES = 20
 
 CIFAR10_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
@@ -134,16 +138,59 @@ def download(url: str, part: Path, md5: str, progress: Progress | None = None) -
 
 
 def unpack(archive: Path, into: Path) -> None:
-    """A tar or zip archive, none of whose members may lie outside `into`."""
-    if zipfile.is_zipfile(archive):
-        with zipfile.ZipFile(archive) as members:
-            for name in members.namelist():
-                if not (into / name).resolve().is_relative_to(into.resolve()):
-                    raise FedscError(f"{archive.name} has a member outside its folder: '{name}'")
-            members.extractall(into)
-    else:
-        with tarfile.open(archive) as tar:
-            tar.extractall(into, filter="data")
+    """A .tar.gz or .zip archive of plain files, none of which may lie outside `into`."""
+    try:
+        if zipfile.is_zipfile(archive):
+            with zipfile.ZipFile(archive) as members:
+                _check_members(archive, into, [(m.filename, m.file_size) for m in members.infolist()])
+                members.extractall(into)
+        else:
+            with gzip.open(archive) as content:
+                _unpack_tar(archive, cast(BinaryIO, _Bounded(content)), into)
+    except FedscError:
+        raise
+    except Exception as error:  # a damaged archive can raise nearly anything
+        raise FedscError(f"{archive.name} cannot be unpacked: {in_words(error)}") from error
+
+
+def _unpack_tar(archive: Path, content: BinaryIO, into: Path) -> None:
+    with tarfile.open(fileobj=content, mode="r:") as tar:
+        members = tar.getmembers()
+        for member in members:
+            if not (member.isreg() or member.isdir()):
+                # A link can lead outside whatever its own name is, and no data set has one.
+                raise FedscError(f"{archive.name} has a link or a device: '{member.name}'")
+        _check_members(archive, into, [(member.name, member.size) for member in members])
+        tar.extractall(into, filter="data")
+
+
+def _check_members(archive: Path, into: Path, members: list[tuple[str, int]]) -> None:
+    folder = into.resolve()
+    for name, _ in members:
+        if not (folder / name).resolve().is_relative_to(folder):
+            raise FedscError(f"{archive.name} has a member outside its folder: '{name}'")
+    total = sum(size for _, size in members)
+    if total > LARGEST_UNPACKED or len(members) > MOST_MEMBERS:
+        raise FedscError(
+            f"{archive.name} would become {total:,} bytes in {len(members):,} files "
+            f"(allowed: {LARGEST_UNPACKED:,} in {MOST_MEMBERS:,})"
+        )
+
+
+class _Bounded:
+    """A decompressed stream that gives only so much: tarfile takes a header's word for lengths."""
+
+    def __init__(self, file: gzip.GzipFile) -> None:
+        self.file = file
+        self.seek, self.tell, self.close = file.seek, file.tell, file.close
+
+    def read(self, size: int) -> bytes:
+        if not 0 <= size <= CHUNK or self.file.tell() > LARGEST_UNPACKED:
+            raise FedscError(
+                f"the archive has a part of {size:,} bytes where at most {CHUNK:,} are allowed, "
+                f"or more than {LARGEST_UNPACKED:,} in all"
+            )
+        return self.file.read(size)
 
 
 def _download_rest(url: str, part: Path, progress: Progress | None) -> bool:
@@ -160,7 +207,7 @@ def _download_rest(url: str, part: Path, progress: Progress | None) -> bool:
     have = have if resumed else 0  # a server that knows no ranges sends all of it again
     length = response.headers["Content-Length"]
     total = have + int(length) if length else None
-    with response, part.open("ab" if resumed else "wb") as file:
+    with response, open_here(part, "ab" if resumed else "wb") as file:
         try:
             while piece := response.read(CHUNK):
                 file.write(piece)

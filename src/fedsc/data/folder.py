@@ -51,13 +51,24 @@ def read_folder(root: Path, seed: int) -> Dataset:
 
 
 def _class_names(root: Path) -> tuple[str, ...]:
-    names = sorted(p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
+    found = [path for path in _members(root) if path.is_dir() and not path.name.startswith(".")]
+    names = sorted(path.name for path in found)
+    for name in names:
+        if not name.isprintable():  # it goes into tables, pictures and JSON
+            raise FedscError(f"{root} has a class folder {name!r}: rename it, in plain letters")
     if len(names) < 2:
         raise FedscError(
             f"{root} has {len(names)} class folder(s), at least 2 are needed: give a folder with "
             "train/<class>/ and test/<class>/, or with <class>/ alone"
         )
     return tuple(names)
+
+
+def _members(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError as error:
+        raise FedscError(f"cannot read {folder}: {error.strerror or error}") from None
 
 
 def _list_images(root: Path, classes: tuple[str, ...]) -> tuple[list[Path], npt.NDArray[np.int64]]:
@@ -70,7 +81,7 @@ def _list_images(root: Path, classes: tuple[str, ...]) -> tuple[list[Path], npt.
             continue
         found = sorted(
             p
-            for p in folder.iterdir()
+            for p in _members(folder)
             if p.suffix.lower() in SUFFIXES and not p.name.startswith(".")
         )
         if not found:

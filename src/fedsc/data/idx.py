@@ -16,6 +16,7 @@ from ..errors import FedscError
 
 UNSIGNED_BYTE = 0x08
 CHUNK = 1 << 20
+LARGEST = 1 << 28  # bytes of an array: a small .gz may hold a thousand times its size
 
 
 def read_idx(path: Path) -> npt.NDArray[np.uint8]:
@@ -24,6 +25,11 @@ def read_idx(path: Path) -> npt.NDArray[np.uint8]:
         with _open(path) as file:
             shape = _read_header(path, file)
             expected = math.prod(shape)
+            if expected > LARGEST:
+                raise FedscError(
+                    f"{path} is altered: its header announces {_times(shape)} = {expected} bytes "
+                    f"(allowed: at most {LARGEST}); get it again"
+                )
             content = _read_at_most(file, expected + 1)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise FedscError(f"{path} is truncated or altered: {error}; get it again") from error

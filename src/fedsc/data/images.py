@@ -11,11 +11,14 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from ..errors import FedscError
+from ..errors import FedscError, in_words
+from .limits import check_expansion
 
 Progress = Callable[[str, int, int | None], None]  # what is done, how much of it, of how much
 
 BATCH = 256  # images per task: large enough that handing tasks out costs nothing
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP")  # of all that Pillow knows, EPS would run programs
+LARGEST_SIDE = 4096
 
 
 def decode(
@@ -23,6 +26,11 @@ def decode(
 ) -> npt.NDArray[np.uint8]:
     """Images (N, channels, height, width); `size` is (width, height) as Pillow has it."""
     width, height = size
+    check_expansion(
+        f"{paths[0].parent} and its like" if len(paths) > 1 else str(paths[0]),
+        sum(_size(path) for path in paths),
+        len(paths) * channels * height * width,
+    )
     images = np.empty((len(paths), channels, height, width), dtype=np.uint8)
 
     def decode_batch(start: int) -> None:
@@ -60,16 +68,31 @@ def _decode_one(path: Path, size: tuple[int, int], channels: int) -> npt.NDArray
             )
         try:
             pixels = np.asarray(image.convert("L" if channels == 1 else "RGB"))
-        except (OSError, SyntaxError, ValueError) as error:  # Pillow's ways to say "broken"
-            raise FedscError(f"{path} is truncated or altered: {error}") from error
+        except Exception as error:  # Pillow has many ways to say "broken"
+            raise FedscError(f"{path} is truncated or altered: {in_words(error)}") from error
     return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
 
 
 def _open(path: Path) -> Image.Image:
+    if not path.is_file():  # a pipe would be waited for
+        raise FedscError(f"{path} is no file")
     try:
-        return Image.open(path)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise FedscError(f"cannot read {path} as an image: {error}") from error
+        image = Image.open(path, formats=FORMATS)
+    except Exception as error:  # a damaged header can raise nearly anything
+        raise FedscError(f"cannot read {path} as an image: {in_words(error)}") from error
+    if max(image.size) > LARGEST_SIDE or min(image.size) < 1:
+        image.close()
+        raise FedscError(
+            f"{path} is {_by(image.size)} pixels (allowed: 1 to {LARGEST_SIDE} a side)"
+        )
+    return image
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except (OSError, ValueError) as error:
+        raise FedscError(f"cannot read {path}: {error}") from None
 
 
 def _by(size: tuple[int, int]) -> str:

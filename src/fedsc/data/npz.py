@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +14,10 @@ import torch
 from ..errors import FedscError
 from .dataset import Dataset
 from .holdout import stratified_holdout
+from .limits import check_expansion
 
 CHANNELS = (1, 3)
+ARRAYS = ("x_train", "y_train", "x_test", "y_test", "x", "y")
 
 
 def read_npz(path: Path, seed: int) -> Dataset:
@@ -50,15 +53,24 @@ def read_npz(path: Path, seed: int) -> Dataset:
 
 
 def _load(path: Path) -> dict[str, npt.NDArray[Any]]:
+    """The arrays by name, of those that are asked for, empty for the others."""
     name = ""
     try:
+        if not path.is_file():
+            path.stat()  # says why
+            raise FedscError(f"{path} is no file")
         with path.open("rb") as file:
             # numpy.load would take a lone array or a pickle as well.
             if not zipfile.is_zipfile(file):
                 raise FedscError(f"{path} is not an .npz file as numpy.savez writes it")
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {}
-            for name in archive.files:
+        with np.load(path, allow_pickle=False) as archive, zipfile.ZipFile(path) as members:
+            found = [name for name in ARRAYS if name in archive.files]
+            sizes = {name: members.getinfo(f"{name}.npy").file_size for name in found}
+            check_expansion(str(path), path.stat().st_size, sum(sizes.values()))
+            arrays = {name: np.empty(0) for name in archive.files}
+            for name in found:
+                with members.open(f"{name}.npy") as file:
+                    _check_header(file, sizes[name])
                 arrays[name] = archive[name]
             return arrays
     except OSError as error:
@@ -66,9 +78,23 @@ def _load(path: Path) -> dict[str, npt.NDArray[Any]]:
     except FedscError:
         raise
     except Exception as error:  # a damaged zip can raise nearly anything
-        if "allow_pickle" in str(error):  # numpy's word for it
-            error = ValueError("it holds Python objects, which can run code when read")
         raise FedscError(f"{path}: cannot read array '{name}': {error}") from error
+
+
+def _check_header(file: IO[bytes], size: int) -> None:
+    """Before room is made for an array: does the member hold as much as its header announces?"""
+    version = np.lib.format.read_magic(file)
+    read = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }.get(version)
+    if read is None:
+        raise ValueError(f"its format is {version} (allowed: 1.0 and 2.0)")
+    shape, _, dtype = read(file)
+    if dtype.hasobject:
+        raise ValueError("it holds Python objects, which can run code when read")
+    if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize > size:
+        raise ValueError(f"its header announces {shape} of {dtype}, it has {size} bytes")
 
 
 def _images(path: Path, name: str, array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import FedscError
+from ..files import read_text, refuse_link
 from .images import Progress, decode
 
 SIDE = 64
@@ -39,7 +41,10 @@ class Arrays(NamedTuple):
 def list_tree(root: Path) -> Tree:
     """What the tree holds. Classes in the order of their WordNet ids, as ImageFolder has them."""
     try:
-        wnids = sorted((root / "wnids.txt").read_text().split())
+        wnids = sorted(read_text(root / "wnids.txt").split())
+        for wnid, following in zip(wnids, [*wnids[1:], ""], strict=True):
+            if not re.fullmatch(r"\w+", wnid) or wnid == following:
+                raise FedscError(f"{root}/wnids.txt: '{wnid}' is no id of one class")
         words = _read_words(root / "words.txt")
         label_of = {wnid: label for label, wnid in enumerate(wnids)}
         train = [
@@ -49,9 +54,9 @@ def list_tree(root: Path) -> Tree:
             if name.endswith(".JPEG")
         ]
         test = []
-        for line in sorted((root / "val" / "val_annotations.txt").read_text().splitlines()):
+        for line in sorted(read_text(root / "val" / "val_annotations.txt").splitlines()):
             name, wnid = line.split("\t")[:2]
-            if Path(name).name != name or wnid not in label_of:
+            if not re.fullmatch(r"\w+\.JPEG", name) or wnid not in label_of:
                 raise FedscError(
                     f"{root}/val/val_annotations.txt: line '{line}' does not give an image of "
                     "val/images and a class of wnids.txt"
@@ -83,9 +88,9 @@ def read_images(root: Path, tree: Tree, progress: Progress | None = None) -> Arr
     kept = cache / _fingerprint(tree)
     if kept.is_dir():
         try:
-            return _load(kept)
-        except (OSError, ValueError):
-            pass  # damaged: decode again
+            return _load(kept, tree)
+        except Exception:
+            pass  # damaged, in whichever way: decode again
     images = decode(tree.paths, (SIDE, SIDE), 3, progress)
     arrays = Arrays(
         images[: tree.num_train],
@@ -95,15 +100,16 @@ def read_images(root: Path, tree: Tree, progress: Progress | None = None) -> Arr
     )
     try:
         _keep(arrays, cache, kept.name)
-        return _load(kept)  # and the copy in memory is let go
-    except OSError:  # a read-only place or a full disk: only the next load is slower
+        return _load(kept, tree)  # and the copy in memory is let go
+    except (OSError, FedscError):  # a read-only place or a full disk: only the next load is slower
         return arrays
 
 
 def _read_words(path: Path) -> dict[str, str]:
     """WordNet id -> the first of its names: `n01443537<tab>goldfish, Carassius auratus`."""
-    lines = (line.partition("\t") for line in path.read_text().splitlines())
-    return {wnid: names.split(",")[0].strip() for wnid, _, names in lines}
+    lines = (line.partition("\t") for line in read_text(path).splitlines())
+    words = {wnid: names.split(",")[0].strip() for wnid, _, names in lines}
+    return {wnid: word for wnid, word in words.items() if word.isprintable()}
 
 
 def _fingerprint(tree: Tree) -> str:
@@ -118,13 +124,24 @@ def _fingerprint(tree: Tree) -> str:
     return digest.hexdigest()[:16]
 
 
-def _load(kept: Path) -> Arrays:
+def _load(kept: Path, tree: Tree) -> Arrays:
     # Mapped copy-on-write: nothing is read before it is used, and runs side by side share it.
-    return Arrays(*(np.load(kept / f"{name}.npy", mmap_mode="c") for name in Arrays._fields))
+    found = Arrays(
+        *(
+            np.load(kept / f"{name}.npy", mmap_mode="c", allow_pickle=False)
+            for name in Arrays._fields
+        )
+    )
+    sizes = tree.num_train, len(tree.paths) - tree.num_train
+    for images, labels, size in zip(found[::2], found[1::2], sizes, strict=True):
+        if images.shape != (size, 3, SIDE, SIDE) or labels.shape != (size,):
+            raise ValueError(f"{kept} holds other arrays")
+    return found
 
 
 def _keep(arrays: Arrays, cache: Path, fingerprint: str) -> None:
     """Written under another name and then renamed: whoever sees the folder sees all of it."""
+    refuse_link(cache)  # folders are removed in it
     cache.mkdir(exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix="unfinished-", dir=cache))
     try:
@@ -135,5 +152,5 @@ def _keep(arrays: Arrays, cache: Path, fingerprint: str) -> None:
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     for other in cache.iterdir():
-        if other.name != fingerprint and not other.name.startswith("unfinished-"):
+        if other.name != fingerprint and re.fullmatch(r"[0-9a-f]{16}", other.name):
             shutil.rmtree(other, ignore_errors=True)  # of the tree as it was before
