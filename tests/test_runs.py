@@ -6,6 +6,7 @@ import dataclasses
 import io
 import json
 import re
+import shutil
 import statistics
 from pathlib import Path
 from typing import Any
@@ -193,16 +194,20 @@ def test_a_run_read_back(folder: Path) -> None:
         ("spec.json", '{"format": 1', "damaged"),
         ("spec.json", '{"format": 99}', "format"),
         ("spec.json", "[]", "format"),
+        ("spec.json", '{"format": 1}', "lacks 'label'"),
+        ("spec.json", "[" * 100_000, "damaged"),
+        ("metrics.jsonl", "[]\n", "line 1: it is no JSON object"),
+        ("metrics.jsonl", '{"round": 1e999}\n', "beyond 1e\\+100"),
         ("metrics.jsonl", "{\n", "damaged"),
         ("metrics.jsonl", '{"round": 1, "acc', "no finished round"),
         ("metrics.jsonl", "", "no finished round"),
     ],
 )
 def test_what_is_no_run_folder_is_explained(
-    tmp_path: Path, file: str, content: str | None, words: str
+    folder: Path, tmp_path: Path, file: str, content: str | None, words: str
 ) -> None:
-    (tmp_path / "spec.json").write_text('{"format": 1}')
-    (tmp_path / "metrics.jsonl").write_text('{"round": 1, "accuracy": 0.5}\n')
+    for name in ("spec.json", "metrics.jsonl"):
+        shutil.copy(folder / name, tmp_path)
     assert not read_run(tmp_path).complete
     if content is None:
         (tmp_path / file).unlink()

@@ -13,6 +13,8 @@ from typing import IO, Any, NoReturn
 from .errors import FedscError
 
 LARGEST_TEXT = 1 << 26  # bytes of a JSON, JSON-lines or TOML file; ours stay far below
+LARGEST_NUMBER = 1e100  # in JSON
+DEEPEST = 50  # nesting of JSON
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -85,13 +87,38 @@ def parse_json(text: str, path: Path) -> Any:
         found = json.loads(text, parse_constant=_no_constant)
         if _SURROGATE.search(text):
             json.dumps(found, ensure_ascii=False).encode()  # half a character cannot be printed
+        if _LARGE.search(text):
+            _refuse_large_numbers(found)
+        _refuse_depth(found)
     except (ValueError, RecursionError) as error:
         raise FedscError(f"{path} is damaged: {error}") from None
     return found
 
 
+# What is searched for in the text is rare, and looking at every value would take long.
+_LARGE = re.compile(r"[eE]\+?\d{3}|\d{100}")
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON")
+
+
+def _refuse_large_numbers(value: Any) -> None:
+    """No number of ours comes near, and sums of such are no numbers any more."""
+    if isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            _refuse_large_numbers(inner)
+    elif isinstance(value, int | float) and abs(value) > LARGEST_NUMBER:
+        raise ValueError(f"a number in it is beyond {LARGEST_NUMBER:g}")
+
+
+def _refuse_depth(value: Any) -> None:
+    """What is nested too deeply can be read but not, for example, written again."""
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(DEEPEST):
+        members = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [inner for each in members for inner in each if isinstance(inner, dict | list)]
+        if not level:
+            return
+    raise ValueError(f"it is nested more than {DEEPEST} deep")

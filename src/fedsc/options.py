@@ -13,7 +13,6 @@ from typing import Any, Literal, Union
 
 from .errors import FedscError, unknown
 
-
 LARGEST_NUMBER = 2**53  # whole numbers beyond this are no numbers of anything here
 
 

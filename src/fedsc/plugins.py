@@ -4,17 +4,35 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import os
 import sys
 import zlib
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from .errors import FedscError, in_words
 
+RUN_CODE = "FEDSC_RUN_CODE"
+
 
 def is_path(text: str) -> bool:
     return ".py:" in text
+
+
+def refuse_code(folder: Path, texts: Iterable[Any], named: Iterable[Any] = ()) -> None:
+    """A folder of runs may name a file of code, which may have come with it: the file is run only
+    if the user has `named` it too, or says so for this one command."""
+    if os.environ.get(RUN_CODE) == "1":
+        return
+    known = set(map(str, named))
+    for text in map(str, texts):
+        if is_path(text) and text not in known:
+            raise FedscError(
+                f"{folder} asks to run the code in {text}. Look at the file; if you trust it, "
+                f"set {RUN_CODE}=1 for this command, or name it yourself where there is an option"
+            )
 
 
 def object_from_path(kind: str, path_and_name: str) -> Any:

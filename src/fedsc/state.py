@@ -35,8 +35,24 @@ def unflatten(flat: dict[str, Tensor]) -> State:
         inner = state
         for part in path:
             inner = inner.setdefault(part, {})
+            if not isinstance(inner, dict):
+                break
+        if not isinstance(inner, dict) or last in inner:
+            raise ValueError(f"'{name[:80]}' is both a tensor and a group of tensors")
         inner[last] = tensor
     return state
+
+
+def check_like(state: State, expected: State) -> None:
+    """Raises ValueError unless all that is expected is there, in its shape and type."""
+    flat = flatten(state)
+    for name, tensor in flatten(expected).items():
+        found = flat.get(name)
+        if found is None or found.shape != tensor.shape or found.dtype != tensor.dtype:
+            has = "missing" if found is None else f"{found.dtype} of shape {tuple(found.shape)}"
+            raise ValueError(
+                f"{name} is {has}, expected {tensor.dtype} of shape {tuple(tensor.shape)}"
+            )
 
 
 def to_device(state: State, device: torch.device) -> State:

@@ -104,7 +104,7 @@ class ClientStore(MutableMapping[int, State]):
         path = self.folder() / name
         try:
             return unflatten(load(path.read_bytes()))
-        except (OSError, SafetensorError) as error:
+        except (OSError, SafetensorError, ValueError) as error:
             raise FedscError(f"cannot read a client's state from {path}: {error}") from None
 
     def save(self) -> dict[str, str]:

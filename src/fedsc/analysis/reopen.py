@@ -22,8 +22,10 @@ from ..errors import FedscError
 from ..experiments.folder import RunFolder
 from ..experiments.runner import build, load
 from ..federation import Federation
-from ..files import write_atomically
+from ..files import parse_json, read_json, write_atomically
 from ..methods import method_from_text
+from ..plugins import refuse_code
+from ..report.checks import check_file
 from ..report.runs import RunData
 from ..spec import RunSpec
 
@@ -34,7 +36,12 @@ def rebuild(
     run: RunData, data_dir: Path | None = None, decoding: DecodingProgress | None = None
 ) -> Federation:
     """The federation of a run as it was before its first round, on the device that is here."""
-    fields = {field.name: run.spec[field.name] for field in dataclasses.fields(RunSpec)}
+    names = [field.name for field in dataclasses.fields(RunSpec)]
+    missing = [name for name in (*names, "data_checksum") if name not in run.spec]
+    if missing:
+        raise FedscError(f"{run.path} cannot be rebuilt: its spec.json lacks '{missing[0]}'")
+    fields = {name: run.spec[name] for name in names}
+    refuse_code(run.path, (run.label, run.spec["model"]))
     # Whatever computed the run, looking into it takes the readable engine in full precision.
     here = {"device": "auto", "engine": "sequential", "precision": "fp32"}
     try:
@@ -77,7 +84,7 @@ def checkpoint_of(run: RunData) -> dict[str, Any]:
     path = run.path / "state.safetensors"
     try:
         with safe_open(path, "pt") as file:
-            round = json.loads(file.metadata()["fedsc"])["round"]
+            round = int(parse_json(file.metadata()["fedsc"], path)["round"])
         return {"hash": run.spec["hash"], "round": round}
     except FileNotFoundError:
         raise FedscError(
@@ -90,10 +97,11 @@ def checkpoint_of(run: RunData) -> dict[str, Any]:
 def cached(path: Path, made_from: dict[str, Any], make: Callable[[], dict[str, Any]]) -> Any:
     """The content of a JSON file, made anew unless it was made from the same."""
     try:
-        found = json.loads(path.read_text())
-        if found["made_from"] == made_from:
+        found = read_json(path)
+        check_file(path.stem, found)
+        if found.get("made_from") == made_from:
             return found
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError):
         pass  # not there, or not ours to read
     content = {**finite(make()), "made_from": made_from}
     write_atomically(path, (json.dumps(content, allow_nan=False) + "\n").encode())

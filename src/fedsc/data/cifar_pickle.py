@@ -103,7 +103,7 @@ def _labels(values: Any) -> npt.NDArray[np.uint8]:
 def _load(content: bytes) -> Any:
     """The value that the pickle describes; raises nearly anything if it describes another."""
     stack: list[Any] = []
-    memo: dict[int, Any] = {}
+    memo: dict[Any, Any] = {}
     for opcode, argument, position in pickletools.genops(content):
         name = opcode.name
         if name in VALUES:
@@ -138,7 +138,7 @@ def _load(content: bytes) -> Any:
         elif name in ("GET", "BINGET", "LONG_BINGET"):
             stack.append(memo[argument])
         elif name == "GLOBAL":
-            stack.append(_admit(*argument.split(" ", 1)))
+            stack.append(_admit(*str(argument).split(" ", 1)))
         elif name == "STACK_GLOBAL":
             stack.append(_admit(*_take(stack, 2)))
         elif name == "REDUCE":

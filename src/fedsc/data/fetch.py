@@ -142,7 +142,9 @@ def unpack(archive: Path, into: Path) -> None:
     try:
         if zipfile.is_zipfile(archive):
             with zipfile.ZipFile(archive) as members:
-                _check_members(archive, into, [(m.filename, m.file_size) for m in members.infolist()])
+                _check_members(
+                    archive, into, [(m.filename, m.file_size) for m in members.infolist()]
+                )
                 members.extractall(into)
         else:
             with gzip.open(archive) as content:

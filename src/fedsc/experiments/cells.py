@@ -26,7 +26,7 @@ from rich.console import Console
 
 from ..data.dataset import Dataset
 from ..errors import FedscError, in_words
-from ..files import explain_write_errors
+from ..files import explain_write_errors, open_here, refuse_link
 from ..method import Method
 from ..methods import method_from_text
 from ..progress import data_progress
@@ -145,12 +145,15 @@ def run_cells(
 def read_cell(out: Path, cell: Cell) -> RunData | None:
     """The finished run of a cell, nothing if there is none yet, or an error if it is damaged."""
     folder = out / cell.name
+    refuse_link(folder)
     if not (folder / "summary.json").exists():
         return None
     try:
         run = read_run(folder)
     except FedscError as error:
         raise FedscError(f"{error}; remove the folder to run it again") from None
+    if not run.measured:
+        raise FedscError(f"{folder} has rounds without an accuracy; remove it to run it again")
     wanted = json.loads(json.dumps(identity(cell.spec, cell.method)))
     for name, value in wanted.items():
         decided_by_data = value == "auto"
@@ -167,9 +170,10 @@ def read_cell(out: Path, cell: Cell) -> RunData | None:
 def locked(out: Path, name: str, wait: bool = True) -> Iterator[bool]:
     """Hold a name for this process; gives False if another process holds it and we do not wait."""
     with contextlib.ExitStack() as stack:
+        refuse_link(out / LOCKS)
         with explain_write_errors(out / LOCKS):
             (out / LOCKS).mkdir(exist_ok=True)
-            file = stack.enter_context((out / LOCKS / f"{name}.lock").open("a"))
+            file = stack.enter_context(open_here(out / LOCKS / f"{name}.lock", "ab"))
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:

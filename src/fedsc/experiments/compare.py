@@ -15,9 +15,11 @@ from typing import Any
 from rich.console import Console
 
 from ..errors import FedscError
-from ..files import explain_write_errors, write_atomically
+from ..files import explain_write_errors, read_json, refuse_link, write_atomically
 from ..methods import method_from_text
+from ..plugins import refuse_code
 from ..progress import Lines, Live, Silent, data_progress
+from ..report.checks import Check, is_text, is_whole, list_of, wrong_in
 from ..report.runs import RunData, read_run
 from ..report.table import comparison_rows, comparison_table, markdown_table
 from ..spec import RunSpec
@@ -26,6 +28,11 @@ from .runner import build, execute, load
 from .trackers import Tracked, check_trackers
 
 RESUME_AS_IT_WAS = "resume a run as it was asked for, or start another"
+JOB: dict[str, Check] = {  # what job.json holds
+    "methods": list_of(is_text, 1),
+    "seeds": list_of(is_whole, 1),
+    "settings": lambda value: isinstance(value, dict),
+}
 LONGEST_NAME = 80  # of a folder; beyond that a hash stands for the rest
 
 
@@ -82,6 +89,7 @@ def compare(
             text = json.dumps(dataclasses.asdict(job), indent=2)
             write_atomically(out / "job.json", text.encode())
         for name, spec in specs.items():
+            refuse_link(out / name)
             if not (out / name / "summary.json").exists():
                 progress = choose_progress(quiet, console)
                 if track:
@@ -116,18 +124,24 @@ def nothing_left_if_nothing_ran(out: Path) -> Iterator[None]:
 def read_job(out: Path, given: dict[str, Any]) -> Job:
     """The job of a folder to be resumed; what is given beside must not contradict it."""
     try:
-        job = Job(**json.loads((out / "job.json").read_text()))
+        found = read_json(out / "job.json")
+        wrong = wrong_in(found, JOB)
+        if wrong or len(found) > len(JOB):
+            raise FedscError(f"{out / 'job.json'} is damaged: {wrong or 'it holds more'}")
+        job = Job(**found)
+        before = job.specs()
     except OSError:
         raise FedscError(f"{out} holds no run to resume: it has no job.json") from None
-        job.specs()
-    except (ValueError, TypeError) as error:
+    except TypeError as error:  # an option that RunSpec has not
         raise FedscError(f"{out / 'job.json'} is damaged: {error}") from None
+    named = (*given.get("methods", []), given.get("model"))
+    refuse_code(out, (*job.methods, job.settings.get("model")), named)
     asked = Job(
         given.pop("methods", job.methods),
         given.pop("seeds", job.seeds),
         {**job.settings, **given},
     )
-    before, now = job.specs(), asked.specs()
+    now = asked.specs()
     if before.keys() != now.keys():
         raise FedscError(
             f"the runs were {', '.join(before)}, are now {', '.join(now)}: {RESUME_AS_IT_WAS}"

@@ -30,8 +30,18 @@ from torch import Tensor
 
 from ..errors import FedscError
 from ..federation import Federation
-from ..files import explain_write_errors, write_atomically, write_through
-from ..state import flatten, to_device, unflatten
+from ..files import (
+    explain_write_errors,
+    open_here,
+    parse_json,
+    read_json,
+    read_text,
+    refuse_link,
+    write_atomically,
+    write_through,
+)
+from ..report.checks import OPTIONAL_IN_A_RECORD, RECORD, wrong_in
+from ..state import check_like, flatten, to_device, unflatten
 
 FORMAT = 1
 RUN_FILES = (  # all that a run folder holds
@@ -83,7 +93,7 @@ class RunFolder:
         size = path.stat().st_size if path.exists() else 0
         with explain_write_errors(path):
             try:
-                with path.open("ab") as file:
+                with open_here(path, "ab") as file:
                     write_through(file, line.encode())
             except OSError:
                 if path.exists():
@@ -110,6 +120,7 @@ class RunFolder:
 
         Rounds after the checkpoint are taken back: they are run again, with the same result.
         """
+        refuse_link(self.path / CLIENTS)
         if not (self.path / "state.safetensors").exists():  # killed before its first checkpoint
             (self.path / "metrics.jsonl").unlink(missing_ok=True)
             return []
@@ -123,19 +134,27 @@ class RunFolder:
         of metrics.jsonl until then."""
         path = self.path / "state.safetensors"
         try:
-            lines = (self.path / "metrics.jsonl").read_text().splitlines()
+            lines = read_text(self.path / "metrics.jsonl").splitlines()
             with safe_open(path, "pt") as file:
-                facts = json.loads(file.metadata()["fedsc"])
+                facts = parse_json(file.metadata()["fedsc"], path)
                 flat = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             federation.round = int(facts["round"])
             federation.memories.restore(facts["memories"])
             federation.records.restore(facts["records"])
             lines = lines[: federation.round]
-            if len([json.loads(line) for line in lines]) < federation.round:
+            if not 0 <= federation.round <= federation.spec.rounds:
+                raise ValueError(f"its round is {federation.round}")
+            for line in lines:
+                wrong = wrong_in(parse_json(line, self.path), RECORD, OPTIONAL_IN_A_RECORD)
+                if wrong:
+                    raise ValueError(f"in metrics.jsonl {wrong}")
+            if len(lines) < federation.round:
                 raise ValueError(f"metrics.jsonl has {len(lines)} of {federation.round} rounds")
-        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-            raise FedscError(f"{self.path} is damaged and cannot be resumed: {error}") from None
-        federation.server = to_device(unflatten(flat), federation.device)
+            state = unflatten(flat)
+            check_like(state, federation.server)
+        except (OSError, SafetensorError, LookupError, TypeError, AttributeError, ValueError) as e:
+            raise FedscError(f"{self.path} is damaged and cannot be resumed: {e}") from None
+        federation.server = to_device(state, federation.device)
         return lines
 
 
@@ -169,7 +188,7 @@ def prepare_out(out: Path, overwrite: bool) -> None:
 def is_job(out: Path) -> bool:
     """Whether this folder was made by `fedsc run`."""
     try:
-        return {"methods", "seeds", "settings"} == set(json.loads((out / "job.json").read_text()))
+        return {"methods", "seeds", "settings"} == set(read_json(out / "job.json"))
     except (OSError, ValueError, TypeError):
         return False
 
@@ -179,10 +198,12 @@ def is_run(path: Path) -> bool:
     if path.is_symlink() or not path.is_dir():
         return False
     try:
-        spec = json.loads((path / "spec.json").read_text())
+        spec = read_json(path / "spec.json")
     except (OSError, ValueError):
         return False
     if not isinstance(spec, dict) or not {"format", "hash"} <= set(spec):
+        return False
+    if (path / CLIENTS).is_symlink():  # what it leads to is not ours
         return False
     names = {inner.name.removesuffix(".part") for inner in path.iterdir()}
     names = {name for name in names if not name.startswith(EVENTS)}

@@ -11,8 +11,9 @@ import dataclasses
 import functools
 import itertools
 import json
+import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,11 @@ from rich.console import Console
 from rich.table import Table
 
 from ..errors import FedscError, unknown
-from ..files import explain_write_errors, write_atomically
+from ..files import explain_write_errors, read_json, write_atomically
 from ..methods import method_class
 from ..options import options_of, parse
+from ..plugins import refuse_code
+from ..report.checks import Check, dict_of, is_text, is_whole, list_of, wrong_in
 from ..report.grid_table import (
     Results,
     cost_tables,
@@ -42,6 +45,7 @@ from .compare import folder_name
 from .grids import GRIDS, SCALES, Column, Grid, Row, grid
 
 SWEEP = "sweep"
+MOST_RUNS = 100_000
 NOT_SWEPT = ("method", "seed", *NOT_PART_OF_THE_HASH)
 
 
@@ -67,11 +71,36 @@ class Asked:
         write_atomically(out / f"{self.name}.json", text.encode())
 
 
-def read_asked(path: Path) -> Asked:
+ASKED: dict[str, Check] = {
+    **dict.fromkeys(("name", "scale"), is_text),
+    **dict.fromkeys(("columns", "methods"), list_of(is_text)),
+    "seeds": list_of(is_whole),
+    "values": dict_of(list_of(is_text)),
+    "settings": lambda value: isinstance(value, dict),
+}
+
+
+def read_asked(path: Path, named: Sequence[Any] = ()) -> Asked:
+    """`named`: methods and model that the user has given beside it, and whose code may run."""
     try:
-        return Asked(**json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError) as error:
+        found = read_json(path)
+    except (OSError, FedscError) as error:
+        raise FedscError(f"{error}; remove it") from None
+    wrong = wrong_in(found, ASKED, optional=("values", "settings"))
+    if not wrong and (found["name"] != path.stem or not found.keys() <= ASKED.keys()):
+        wrong = "it is of another table"  # and its name would lead to other files
+    if wrong:
+        raise FedscError(f"{path} is damaged: {wrong}; remove it")
+    asked = Asked(**found)
+    values = itertools.chain(*asked.values.values())
+    refuse_code(path, (*asked.methods, asked.settings.get("model"), *values), named)
+    try:
+        cells_of(asked.grid(), asked.seeds[:1])
+        if len(asked.seeds) * len(asked.grid().rows) > MOST_RUNS:
+            raise FedscError(f"it asks for more than {MOST_RUNS} runs")
+    except (FedscError, TypeError) as error:  # TypeError: an option that RunSpec has not
         raise FedscError(f"{path} is damaged: {error}; remove it") from None
+    return asked
 
 
 # The commands -------------------------------------------------------------------------------------
@@ -157,7 +186,9 @@ def results(
     for run in runs:
         if not run.complete:
             warn(f"skipped: {run.path} is unfinished ({len(run.records)} rounds)")
-    finished = [run for run in runs if run.complete]
+        elif not run.measured:
+            warn(f"skipped: {run.path} has rounds without an accuracy")
+    finished = [run for run in runs if run.complete and run.measured]
     if not finished:
         raise FedscError(f"no finished run in {', '.join(map(str, others))}")
     if file is not None:
@@ -201,7 +232,7 @@ def with_what_was_asked_before(out: Path, asked: Asked) -> Asked:
     path = out / f"{asked.name}.json"
     if not path.exists():
         return asked
-    before = read_asked(path)
+    before = read_asked(path, (*asked.methods, asked.settings.get("model")))
     if before.scale != asked.scale:
         raise FedscError(
             f"{out} holds {asked.name} at scale {before.scale}, not {asked.scale}: "
@@ -326,6 +357,9 @@ def sweep_grid(methods: list[str], values: dict[str, list[str]], settings: dict[
             raise unknown("name in --set", name, allowed)
         if name in settings:
             raise FedscError(f"{name} is given by --set and as an option: leave one away")
+    combinations = math.prod(map(len, values.values())) * len(methods)
+    if combinations > MOST_RUNS:
+        raise FedscError(f"{combinations} combinations are too many (allowed: {MOST_RUNS})")
     rows = []
     for text in methods:
         names = [name for name in values if name in of_run or name in known[text]]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +22,7 @@ from ..engines.local import load_state
 from ..errors import FedscError, in_words
 from ..evaluation import summarise
 from ..federation import Federation, Record
+from ..files import read_json
 from ..method import Method
 from ..methods import method_from_text, method_to_text
 from ..models import build_model, default_model
@@ -238,9 +238,11 @@ def begin(folder: RunFolder, federation: Federation, model_name: str) -> None:
 def refuse_other_spec(path: Path, spec: dict[str, Any]) -> None:
     """A run goes on only as what it began as."""
     try:
-        before = json.loads((path / "spec.json").read_text())
-    except ValueError as error:
-        raise FedscError(f"{path / 'spec.json'} is damaged: {error}") from None
+        before = read_json(path / "spec.json")
+    except OSError as error:
+        raise FedscError(f"cannot read {path / 'spec.json'}: {error.strerror}") from None
+    if not isinstance(before, dict):
+        raise FedscError(f"{path / 'spec.json'} is damaged: it is no JSON object")
     if before.get("hash") == spec_hash(spec) and before.get("format") == FORMAT:
         return
     changed = [

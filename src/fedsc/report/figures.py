@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,8 @@ from matplotlib.ticker import LogLocator
 from numpy.typing import NDArray
 
 from ..errors import FedscError
+from ..files import read_json
+from .checks import check_file
 from .colours import COLOURS
 from .pictures import (
     DASHES,
@@ -196,7 +197,8 @@ def draw_landscape(runs: list[RunData], path: Path) -> None:
     known = [value for grid in surfaces for row in grid for value in row if value is not None]
     if not known:
         raise FedscError("the loss is no number anywhere: the models have diverged")
-    low, high = max(min(known), 1e-3), max(np.quantile(known, 0.99), 2e-3)
+    low = max(min(known), 1e-3)
+    high = max(np.quantile(known, 0.99), 1.1 * low)  # also where the loss is the same everywhere
     levels = np.geomspace(low, high, 13)
     columns = 1 + max(len(land["around"]["models"]) for land in found)
     with plt.rc_context({**STYLE, "axes.grid": False, "axes.titlesize": 9}):
@@ -331,10 +333,13 @@ def read_analysis(run: RunData, kind: str) -> dict[str, Any]:
     """What analysis/ has written into the run folder."""
     path = run.path / f"{kind}.json"
     try:
-        found: dict[str, Any] = json.loads(path.read_text())
+        found: dict[str, Any] = read_json(path)
+        check_file(kind, found)
     except FileNotFoundError:
         command = f"fedsc figure {kind} {run.path} -o {kind}.png"
         raise FedscError(f"{run.path} has no {path.name} yet: make it with {command}") from None
+    except FedscError:
+        raise
     except (OSError, ValueError) as error:
         raise FedscError(f"{path} is damaged: {error}") from None
     return found
@@ -344,7 +349,8 @@ def partition_of(run: RunData) -> dict[str, Any]:
     """The classes, and how many images of each every client holds."""
     path = run.path / "partition.json"
     try:
-        found: dict[str, Any] = json.loads(path.read_text())
+        found: dict[str, Any] = read_json(path)
+        check_file("partition", found)
     except (OSError, ValueError) as error:
         raise FedscError(f"{path} cannot be read: {error}") from None
     return found
@@ -355,6 +361,9 @@ def sensitivity_points(runs: list[RunData], over: str | None = None) -> tuple[Po
 
     `over` names it where there are several; runs that differ in another are lines of their own.
     """
+    runs = [run for run in runs if run.measured]
+    if not runs:
+        raise FedscError("no run in which every round has an accuracy")
     differing = sorted(
         name
         for name in {name for run in runs for name in numbers_of(run)}

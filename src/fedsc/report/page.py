@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import FedscError
-from ..files import write_atomically
+from ..files import read_json, write_atomically
 from ..spec import NOT_PART_OF_THE_HASH
+from .checks import FILES, check_file
 from .colours import COLOURS, COLOURS_ON_DARK
 from .runs import RunData, find_folders, read_run, setting_of
 from .statistics import (
@@ -216,7 +217,7 @@ def _read(folder: Path) -> tuple[RunData, Json] | FedscError:
         return run, _run_data(run)
     except FedscError as error:
         return error
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         what = f"it lacks {error}" if isinstance(error, KeyError) else error
         return FedscError(f"{folder} is damaged: {what}")
 
@@ -286,13 +287,11 @@ def _read_extra(folder: Path, name: str, needed: tuple[str, ...]) -> tuple[Json 
     """A JSON file of the run folder if it is there, or a line that says what is wrong with it."""
     path = folder / f"{name}.json"
     try:
-        found = json.loads(path.read_text())
-        missing = [key for key in needed if key not in found]
-        if missing or not isinstance(found, dict):
-            raise ValueError(f"it lacks {', '.join(missing) or 'an object'}")
+        found = read_json(path)
+        check_file(name, found, tuple(key for key in FILES[name] if key not in needed))
     except FileNotFoundError:
         return None, None
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError) as error:
         return None, f"{path} is damaged and not shown: {error}"
     return _shortened(found), None
 
@@ -457,8 +456,7 @@ def _groups(runs: list[RunData], shown: list[Json]) -> list[Json]:
 
 
 def _measured(runs: list[RunData]) -> list[RunData]:
-    """Runs whose accuracies are all there: of a diverged model there may be none."""
-    return [run for run in runs if all(r["accuracy"] is not None for r in run.records)]
+    return [run for run in runs if run.measured]
 
 
 def _statistics(runs: list[RunData]) -> Json:

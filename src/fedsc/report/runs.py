@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,8 @@ from typing import Any
 from ..errors import FedscError
 from ..evaluation import summarise
 from ..experiments.folder import FORMAT
+from ..files import parse_json, read_json, read_text
+from .checks import OPTIONAL_IN_A_RECORD, RECORD, SPEC, wrong_in
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,11 @@ class RunData:
         return str(self.spec["label"])
 
     @property
+    def measured(self) -> bool:
+        """Whether every round has an accuracy: of a diverged model there may be none."""
+        return all(record["accuracy"] is not None for record in self.records)
+
+    @property
     def summary(self) -> dict[str, float]:
         return summarise([record["accuracy"] for record in self.records])
 
@@ -34,21 +40,31 @@ class RunData:
 def read_run(path: Path) -> RunData:
     """A run folder, or an error that says what is wrong with it."""
     try:
-        spec = json.loads((path / "spec.json").read_text())
-        text = (path / "metrics.jsonl").read_text()
+        spec = read_json(path / "spec.json")
+        text = read_text(path / "metrics.jsonl")
         # A last line without its end is being written just now, or was cut short by a kill.
-        records = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+        lines = text[: text.rfind("\n")].split("\n") if "\n" in text else []
+        records = [parse_json(line, path / "metrics.jsonl") for line in lines]
     except FileNotFoundError as error:
         missing = Path(error.filename).name
         if missing == "metrics.jsonl":  # it comes with the first round
             raise FedscError(f"{path} has no finished round yet: it has no {missing}") from None
         raise FedscError(f"{path} is not a run folder: it has no {missing}") from None
-    except (OSError, ValueError) as error:
+    except FedscError:
+        raise
+    except OSError as error:
         raise FedscError(f"{path} is damaged: {error}") from None
     if not isinstance(spec, dict) or spec.get("format") != FORMAT:
         raise FedscError(f"{path} has a format this version cannot read (it reads {FORMAT})")
     if not records:
         raise FedscError(f"{path} has no finished round")
+    wrong = wrong_in(spec, SPEC)
+    if wrong:
+        raise FedscError(f"{path / 'spec.json'} is damaged: {wrong}")
+    for number, record in enumerate(records, 1):
+        wrong = wrong_in(record, RECORD, OPTIONAL_IN_A_RECORD)
+        if wrong:
+            raise FedscError(f"{path / 'metrics.jsonl'} is damaged in line {number}: {wrong}")
     return RunData(path, spec, records, (path / "summary.json").exists())
 
 
