@@ -84,7 +84,7 @@ def test_a_damaged_folder_is_named_and_the_rest_is_drawn(
 ) -> None:
     (copied / "fedsc-seed0" / "spec.json").write_text("{")
     assert figure(monkeypatch, "curves", copied, "-o", tmp_path / "curves.png") == 0
-    assert f"skipped: {copied / 'fedsc-seed0'} is damaged" in capsys.readouterr().err
+    assert f"skipped: {copied / 'fedsc-seed0' / 'spec.json'} is damaged" in capsys.readouterr().err
     assert_is_drawn(tmp_path / "curves.png")
 
 
@@ -137,7 +137,7 @@ def test_sensitivity_is_drawn(tmp_path: Path) -> None:
 
 def test_many_classes_are_drawn_by_rank(copied: Path, tmp_path: Path) -> None:
     run = read_run(copied / "fedsc-seed0")
-    (run.path / "partition.json").write_text(json.dumps({"classes": list(range(40))}))
+    (run.path / "partition.json").write_text(json.dumps({"classes": list(map(str, range(40))), "class_counts": [[1] * 40]}))
     run.records[-1]["per_class"] = [*np.linspace(0, 1, 39), None]
     draw_classes([run], tmp_path / "classes.png")
     assert_is_drawn(tmp_path / "classes.png")

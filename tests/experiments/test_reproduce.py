@@ -257,7 +257,7 @@ def test_damaged_and_foreign_folders_are_named_and_left_alone(
     whole, printed = run_grid(tmp_path, methods="fedavg,fedprox,fedsc")
     assert not whole
     err = capsys.readouterr().err
-    assert f"{damaged} is damaged" in err
+    assert f"{damaged / 'metrics.jsonl'} is damaged" in err
     assert f"{other} holds another run: lr is 0.5, not 0.1" in err
     assert f"{tmp_path / 'holiday'} is not a run folder" in err
     assert contents([damaged, other, tmp_path / "holiday"]) == before
@@ -404,7 +404,7 @@ def test_results_of_any_runs(
     (tmp_path / "damaged" / "spec.json").write_text("{")
     console = Console(file=io.StringIO(), width=100)
     results([*finished(out), tmp_path], console, 0.5, tmp_path / "all.md")
-    assert "damaged is damaged" in capsys.readouterr().err.replace("metrics", "")
+    assert "damaged/spec.json is damaged" in capsys.readouterr().err
     printed = console.file.getvalue()  # type: ignore[attr-defined]
     assert "digits, NID2, 6 clients, 2 epochs, mlp" in printed
     assert "few-shot with 5 classes held out" in printed

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 import threading
 from collections.abc import Iterator
@@ -209,7 +208,7 @@ def test_landscape_features_and_theory_of_a_run(page: Page, tmp_path: Path) -> N
         },
         "embedding": {
             "x": [0.0, 1.0, 2.0],
-            "y": [0.0, math.nan, 2.0],
+            "y": [0.0, None, 2.0],
             "label": [0, 1, 1],
             "classes": ["cat", "dog", "owl"],
             "client": [0, 1, 2],

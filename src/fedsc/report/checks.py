@@ -34,6 +34,14 @@ def is_text(value: Any) -> bool:
     return isinstance(value, str) and value.replace("\n", " ").isprintable()
 
 
+def is_said(value: Any) -> bool:
+    return is_text(value) or is_number(value)
+
+
+def is_bool(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
 def may_be(check: Check) -> Check:
     return lambda value: value is None or check(value)
 
@@ -118,8 +126,8 @@ FILES: dict[str, dict[str, Check]] = {
         ),
     },
     "embedding": {
-        "x": numbers,
-        "y": numbers,
+        "x": list_of(may_be(is_number), 1),
+        "y": list_of(may_be(is_number), 1),
         "label": list_of(is_group),
         "classes": list_of(is_text, 1),
         "client": may_be(list_of(may_be(is_group))),
@@ -127,7 +135,9 @@ FILES: dict[str, dict[str, Check]] = {
     "theory": {
         "bound": list_of(may_be(is_number), 1),
         "observed": list_of(may_be(is_number), 1),
-        "conditions": list_of(record_of({"name": is_text, "needs": is_text, "has": is_text})),
+        "conditions": list_of(
+            record_of({"name": is_text, "needs": is_said, "has": is_said, "holds": is_bool})
+        ),
         "notes": list_of(is_text),
         "constants": dict_of(is_number),
     },

@@ -269,7 +269,7 @@ def draw_embedding(runs: list[RunData], path: Path) -> None:
         if one_setting:
             figure.suptitle(title_of(runs[0].spec), x=0.01, horizontalalignment="left", fontsize=11)
         for column, (run, each) in enumerate(zip(runs, found, strict=True)):
-            x, y = np.array(each["x"]), np.array(each["y"])
+            x, y = (np.array(each[axis], dtype=float) for axis in "xy")
             title = run.label if one_setting else f"{run.label}\n{title_of(run.spec)}"
             rows[0][column].set_title(title)
             draw_groups(rows[0][column], x, y, each["label"], each["classes"], named=True)

@@ -34,7 +34,8 @@ def show_theory(run: RunData, found: dict[str, Any], console: Console) -> None:
 
     asked = new_table("Conditions", ["", "needs", "has", "holds"])
     for row in found["conditions"]:
-        asked.add_row(row["name"], row["needs"], row["has"], "yes" if row["holds"] else "no")
+        words = str(row["needs"]), str(row["has"]), "yes" if row["holds"] else "no"
+        asked.add_row(row["name"], *words)
     console.print(asked)
 
     rounds = new_table(
