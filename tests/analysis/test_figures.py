@@ -137,7 +137,8 @@ def test_sensitivity_is_drawn(tmp_path: Path) -> None:
 
 def test_many_classes_are_drawn_by_rank(copied: Path, tmp_path: Path) -> None:
     run = read_run(copied / "fedsc-seed0")
-    (run.path / "partition.json").write_text(json.dumps({"classes": list(map(str, range(40))), "class_counts": [[1] * 40]}))
+    table = {"classes": [str(number) for number in range(40)], "class_counts": [[1] * 40]}
+    (run.path / "partition.json").write_text(json.dumps(table))
     run.records[-1]["per_class"] = [*np.linspace(0, 1, 39), None]
     draw_classes([run], tmp_path / "classes.png")
     assert_is_drawn(tmp_path / "classes.png")
