@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow clean
+.PHONY: demo test test-slow fuzz audit clean
 
 demo: $(VENV)/installed
 	$(BIN)/fedsc run --config examples/demo.toml --out runs/demo --overwrite
@@ -16,6 +16,15 @@ test: $(VENV)/installed-dev
 
 test-slow: $(VENV)/installed-dev
 	$(BIN)/pytest -m slow --durations=10
+	FEDSC_FUZZ=1000 $(BIN)/pytest tests/fuzz
+
+# Broken and hostile files, other ones each time: 10,000 for each reader.
+fuzz: $(VENV)/installed-dev
+	FEDSC_FUZZ=10000 $(BIN)/pytest tests/fuzz --durations=0
+
+# Known faults of what is installed. Needs the advisory database at pypi.org.
+audit: $(VENV)/installed-dev
+	$(BIN)/python tests/audit.py constraints.txt
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info

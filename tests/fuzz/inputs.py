@@ -105,11 +105,10 @@ def _change(draw: st.DrawFn, value: Any) -> Any:
 
 
 def read_or_refuse(read: Callable[[], Any]) -> Any:
-    """What the reader gives, or None where it refuses in one printable line; all else fails."""
+    """What the reader gives, or None where it refuses; any other exception fails the test."""
     try:
         return read()
-    except FedscError as error:
-        assert str(error)
+    except FedscError:
         return None
 
 

@@ -82,7 +82,8 @@ PICKLES = [
 ]
 # The opcodes that call, import or build something, and those whose length is stated.
 DANGEROUS = [
-    *b"cRbio\x81\x92\x93\x82\x83\x84PQ\x97\x98\x8d\x8e\x8f\x90\x91\x96\x8a\x8b\x95TXBUCrjqh"
+    *b"cRbio\x81\x92\x93\x82\x83\x84PQ\x97\x98",
+    *b"\x8d\x8e\x8f\x90\x91\x96\x8a\x8b\x95TXBUCrjqh",
 ]
 
 
@@ -322,8 +323,10 @@ def tars(draw: st.DrawFn) -> bytes:
     names = st.sampled_from(
         ("a", "a/b", "../evil", "/tmp/evil-of-fedsc", "a/../../evil", "link", "link/evil", ".", "")
     )
-    kinds = (tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE)
-    kinds += (tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.CONTTYPE)
+    kinds = (
+        *(tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE),
+        *(tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.CONTTYPE),
+    )
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz", format=draw(st.sampled_from((0, 1, 2)))) as tar:
         for _ in range(draw(st.integers(1, 5))):
@@ -331,9 +334,7 @@ def tars(draw: st.DrawFn) -> bytes:
             info.type = draw(st.sampled_from(kinds))
             info.mode = draw(st.sampled_from((0o644, 0o777, 0o4777, 0)))
             info.linkname = draw(
-                st.sampled_from(
-                    ("..", "../other/mine.txt", "/etc/passwd", "a", "../" * 40, "x" * 99)
-                )
+                st.sampled_from(("..", "../other/mine.txt", "/etc/passwd", "a", "../" * 30))
             )
             content = draw(st.binary(max_size=10)) if info.isreg() else b""
             info.size = len(content)

@@ -7,12 +7,14 @@ import json
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -27,13 +29,15 @@ from fedsc.experiments.folder import is_job, is_run
 from fedsc.experiments.reproduce import results
 from fedsc.experiments.runner import execute
 from fedsc.methods import method_from_text
+from fedsc.progress import Silent
 from fedsc.report import figures, pictures
+from fedsc.report.figures import partition_of
 from fedsc.report.page import RunReader, render
 from fedsc.report.runs import find_runs, read_run
 from fedsc.report.theory_table import show_theory
 from fedsc.spec import RunSpec
 
-from .inputs import changed_json, damaged, fuzzed, nothing_outside, read_or_refuse
+from .inputs import INPUTS, changed_json, damaged, fuzzed, nothing_outside, read_or_refuse
 
 METHODS = ("fedsc", "moon", "fedcda")
 SETTINGS: dict[str, Any] = {
@@ -74,6 +78,30 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for name, content in (("landscape", LAND), ("embedding", EMBEDDING), ("theory", THEORY)):
             (folder / f"{name}.json").write_text(json.dumps(content))
     return root
+
+
+class StopAfterTwo(Silent):
+    def round_done(self, record: dict[str, Any]) -> None:
+        if record["round"] == 2:
+            raise KeyboardInterrupt
+
+
+@pytest.fixture(scope="module")
+def cut_short(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Real runs that have a checkpoint after each of two rounds, and a third to go."""
+    root = tmp_path_factory.mktemp("cut")
+    for text in METHODS:
+        out, method = root / f"{text}-seed0", method_from_text(text)
+        with pytest.raises(KeyboardInterrupt):
+            execute(
+                *(spec_of(text), tiny_data(), method, None, out, StopAfterTwo()),
+                checkpoint_seconds=0,
+            )
+    return root
+
+
+def spec_of(method: str) -> RunSpec:
+    return RunSpec(method=method, rounds=3, **SETTINGS)
 
 
 def options() -> dict[str, Any]:
@@ -149,7 +177,7 @@ def test_results_and_report(originals: Path, place: Path, change: Change) -> Non
         data = RunReader([runs]).page_data()
         read_or_refuse(lambda: results([runs], quiet(), 0.5))
         for suffix in ("md", "tex", "csv"):
-            read_or_refuse(lambda s=suffix: results([runs], quiet(), None, place / f"t.{s}"))
+            read_or_refuse(partial(results, [runs], quiet(), None, place / f"t.{suffix}"))
     assert any(run["label"] == "moon" for run in data["runs"])  # the others do not suffer
 
 
@@ -162,10 +190,22 @@ def test_what_the_page_shows_is_json(originals: Path, place: Path, change: Chang
     json.dumps(data, allow_nan=False).encode()
 
 
+@fuzzed
+@given(change=changes(ANALYSES), name=st.sampled_from(ANALYSES))
+def test_what_figures_read(originals: Path, place: Path, change: Change, name: str) -> None:
+    folder = fresh(originals, place, ("fedsc",)) / "fedsc-seed0"
+    change(folder)
+    run = read_run(folder)
+    kind = name.removesuffix(".json")
+    read_or_refuse(
+        lambda: partition_of(run) if kind == "partition" else figures.read_analysis(run, kind)
+    )
+
+
 KINDS = ("curves", "classes", "drift", "partition", "landscape", "embedding", "sensitivity")
 
 
-@fuzzed
+@settings(fuzzed, max_examples=max(20, INPUTS // 10))  # drawing takes long; reading is above
 @given(change=changes((*ANALYSES, "metrics.jsonl", "spec.json")), kind=st.sampled_from(KINDS))
 def test_figures(originals: Path, place: Path, change: Change, kind: str) -> None:
     runs = fresh(originals, place)
@@ -174,7 +214,7 @@ def test_figures(originals: Path, place: Path, change: Change, kind: str) -> Non
     with pytest.MonkeyPatch.context() as patch, nothing_outside(place):
         patch.setattr(figure, "compute", lambda *_: None)  # drawing what lies there
         read_or_refuse(lambda: make_figure(kind, [runs], out, quiet(), over="tau"))
-    pictures.plt.close("all")
+    plt.close("all")
 
 
 @fuzzed
@@ -195,28 +235,17 @@ def test_analyses(originals: Path, place: Path, change: Change) -> None:
         read_or_refuse(show)
 
 
-STATE_FILES = ("state.safetensors", "metrics.jsonl", "spec.json", "environment.json")
-
-
 @fuzzed
 @given(method=st.sampled_from(METHODS), data=st.data())
-def test_resume(originals: Path, place: Path, method: str, data: st.DataObject) -> None:
-    """A run goes on as it was or is refused; a checkpoint may be damaged, cut, or made up."""
-    folder = fresh(originals, place, (method,)) / f"{method}-seed0"
-    (folder / "summary.json").unlink()
-    clients = sorted(path.name for path in (folder / "clients").glob("*"))
-    names = (*STATE_FILES, *(f"clients/{name}" for name in clients))
-    data.draw(changes(names))(folder)
-    spec = RunSpec(method=method, rounds=3, **SETTINGS)
+def test_resume(cut_short: Path, place: Path, method: str, data: st.DataObject) -> None:
+    """A run goes on or is refused, whichever of its files is damaged."""
+    folder = fresh(cut_short, place, (method,)) / f"{method}-seed0"
+    files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    data.draw(changes(tuple(files)))(folder)
 
     def resume() -> None:
-        text = (folder / "spec.json").read_bytes()
-        # Two rounds are there and a third is asked for: the specification has to say so.
-        (folder / "spec.json").write_bytes(text.replace(b'"rounds": 2', b'"rounds": 2'))
-        two = RunSpec(method=method, rounds=2, **SETTINGS)
-        execute(two, tiny_data(), method_from_text(method), None, folder, resume=True)
+        execute(spec_of(method), tiny_data(), method_from_text(method), None, folder, resume=True)
 
-    assert spec.rounds == 3
     with nothing_outside(place):
         is_run(folder)
         is_job(folder.parent)

@@ -34,8 +34,8 @@ def show_theory(run: RunData, found: dict[str, Any], console: Console) -> None:
 
     asked = new_table("Conditions", ["", "needs", "has", "holds"])
     for row in found["conditions"]:
-        words = str(row["needs"]), str(row["has"]), "yes" if row["holds"] else "no"
-        asked.add_row(row["name"], *words)
+        said = str(row["needs"]), str(row["has"]), "yes" if row["holds"] else "no"
+        asked.add_row(row["name"], *said)
     console.print(asked)
 
     rounds = new_table(
