@@ -262,14 +262,9 @@ def test_small_files_do_not_fill_the_memory(tmp_path: Path) -> None:
         archive.infolist()[0].file_size = big  # as the directory says
 
     # A list in a list in a list, each a hundred times: a few bytes, and more than any memory.
-    nested = (
-        b"]"
-        + b"K\x00a" * 100
-        + b"".join(
-            b"q" + bytes([i]) + b"0](" + b"h" + bytes([i]) * 1 + (b"h" + bytes([i])) * 99 + b"e"
-            for i in range(9)
-        )
-    )
+    nested = b"](K\x00e"
+    for depth in range(9):
+        nested = b"](" + nested + b"q" + bytes([depth]) + (b"h" + bytes([depth])) * 99 + b"e"
     (tmp_path / "laughs").write_bytes(
         VALID.replace(b"U\x06labels](K\x03eu.", b"U\x06labels" + nested + b"u.")
     )
