@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import os
@@ -203,6 +204,17 @@ def test_links_in_archives(tmp_path: Path) -> None:
         with pytest.raises(FedscError, match="link or a device"):
             unpack(tmp_path / "a.tgz", tmp_path / "into")
     assert list((tmp_path / "mine").iterdir()) == list((tmp_path / "into").iterdir()) == []
+
+
+def test_a_tar_that_leads_back_to_its_beginning(tmp_path: Path) -> None:
+    """A size of -512 - 512: the next member is the first one again (CVE-2025-8194)."""
+    header = bytearray(tarfile.TarInfo("x").tobuf(tarfile.GNU_FORMAT))
+    header[124:136] = (2**96 - 1024).to_bytes(12, "big")  # in base 256, below zero
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    (tmp_path / "a.tgz").write_bytes(gzip.compress(bytes(header) + bytes(1024)))
+    with pytest.raises(FedscError, match="leads back"):
+        unpack(tmp_path / "a.tgz", tmp_path)
 
 
 def test_what_never_ends_is_not_read(tmp_path: Path) -> None:

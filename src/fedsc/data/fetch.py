@@ -157,9 +157,13 @@ def unpack(archive: Path, into: Path) -> None:
 
 def _unpack_tar(archive: Path, content: BinaryIO, into: Path) -> None:
     with tarfile.open(fileobj=content, mode="r:") as tar:
-        members = tar.getmembers()
-        for member in members:
-            if not (member.isreg() or member.isdir()):
+        members: list[tarfile.TarInfo] = []
+        for member in tar:
+            members.append(member)
+            # tarfile itself goes back by a negative size, and finds the same member for ever.
+            if member.size < 0 or len(members) > MOST_MEMBERS:
+                raise FedscError(f"{archive.name} has no end: '{member.name}' leads back")
+            if not (member.isreg() or member.isdir()) or member.issparse():
                 # A link can lead outside whatever its own name is, and no data set has one.
                 raise FedscError(f"{archive.name} has a link or a device: '{member.name}'")
         _check_members(archive, into, [(member.name, member.size) for member in members])
