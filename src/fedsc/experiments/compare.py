@@ -50,10 +50,11 @@ class Job:
             raise FedscError("nothing to run: give at least one method and one seed")
         specs: dict[str, RunSpec] = {}
         for method, seed in itertools.product(self.methods, self.seeds):
+            spec = RunSpec(method=method, seed=seed, **self.settings)
             name = f"{folder_name(method)}-seed{seed}"
             if name in specs:
                 raise FedscError(f"{name} is asked for twice: give each method and seed once")
-            specs[name] = RunSpec(method=method, seed=seed, **self.settings)
+            specs[name] = spec
         return specs
 
 
