@@ -121,11 +121,13 @@ def nothing_outside(folder: Path) -> Iterator[None]:
 
 
 def _listing(root: Path, without: Path) -> dict[str, tuple[int, int]]:
-    return {
-        str(path): (path.lstat().st_size, path.lstat().st_mtime_ns)
-        for path in root.rglob("*")
-        if path != without and without not in path.parents and not path.is_dir()
-    }
+    found = {}
+    for folder, inner, files in os.walk(root):
+        inner[:] = [name for name in inner if Path(folder, name) != without]
+        for name in files:
+            facts = os.lstat(os.path.join(folder, name))
+            found[os.path.join(folder, name)] = (facts.st_size, facts.st_mtime_ns)
+    return found
 
 
 def with_little_memory(script: str, mib: int = 512) -> str:

@@ -303,6 +303,7 @@ def test_tinyimagenet_tree(place: Path, change: tuple[str, bytes]) -> None:
 def test_tinyimagenet_images_and_what_is_kept_of_them(
     place: Path, content: bytes, kept: bytes
 ) -> None:
+    shutil.rmtree(place / "tiny2", ignore_errors=True)
     root = place / "tiny2" / "tiny-imagenet-200"
     root.mkdir(parents=True, exist_ok=True)
     (root / "a.JPEG").write_bytes(content)
