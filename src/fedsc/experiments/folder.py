@@ -145,9 +145,10 @@ class RunFolder:
             if not 0 <= federation.round <= federation.spec.rounds:
                 raise ValueError(f"its round is {federation.round}")
             for line in lines:
-                wrong = wrong_in(parse_json(line, self.path), RECORD, OPTIONAL_IN_A_RECORD)
-                if wrong:
-                    raise ValueError(f"in metrics.jsonl {wrong}")
+                record = parse_json(line, self.path)
+                wrong = wrong_in(record, RECORD, OPTIONAL_IN_A_RECORD)
+                if wrong or record["accuracy"] is None:
+                    raise ValueError(f"in metrics.jsonl {wrong or 'an accuracy is missing'}")
             if len(lines) < federation.round:
                 raise ValueError(f"metrics.jsonl has {len(lines)} of {federation.round} rounds")
             state = unflatten(flat)
