@@ -13,6 +13,7 @@ summary.json           last, best and mean-of-last-10 accuracy; written when the
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import platform
@@ -38,6 +39,7 @@ RUN_FILES = (  # all that a run folder holds
     *("metrics.jsonl", "state.safetensors", "summary.json"),
 )
 CLIENTS = "clients"  # and this folder
+LONGEST_NAME = 80  # of a folder; beyond that a hash stands for the rest
 JOB_FILES = ("job.json", "curves.png", "summary.md")  # beside the run folders
 
 
@@ -185,6 +187,14 @@ def remove_run(path: Path) -> None:
     if (path / CLIENTS).exists():
         (path / CLIENTS).rmdir()
     path.rmdir()
+
+
+def folder_name(text: str) -> str:
+    """A method or data set as part of a path: `npz:/data/x.npz` must not lead elsewhere."""
+    kept = "".join(c if c.isalnum() or c in "-._=+" else "_" for c in text).strip(".") or "run"
+    if len(kept) <= LONGEST_NAME:
+        return kept
+    return kept[:LONGEST_NAME] + "-" + hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def environment(device: torch.device) -> dict[str, Any]:

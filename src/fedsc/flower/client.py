@@ -24,10 +24,8 @@ from ..data.partition import fingerprint
 from ..errors import FedscError
 from ..experiments.runner import build, load, number_of_threads
 from ..federation import Federation
-from ..method import Method
-from ..spec import RunSpec
 from ..state import to_device
-from .config import is_own_data, read_run_config
+from .config import Job, read_run_config
 from .memory import NodeMemory, default_state_dir
 from .records import Facts, read_task, to_state, write_problem, write_upload
 
@@ -84,27 +82,29 @@ def reply(message: Message, work: Callable[[], RecordDict]) -> Message:
 
 def node_of(context: Context, facts: Facts) -> tuple[Federation, int]:
     """The federation as this node sees it, with the data it has; and which client it is."""
-    spec, options, method = read_run_config(context.run_config)
-    own = context.node_config
+    options, jobs = read_run_config(context.run_config)
+    job = jobs[facts.job]
+    spec, own = job.spec, context.node_config
     client = own.get("partition-id")
     if not isinstance(client, int) or not 0 <= client < spec.num_clients:
         raise FedscError(
             f"partition-id = {client} in the node's configuration "
             f"(allowed: 0 to {spec.num_clients - 1})"
         )
-    if is_own_data(spec):
-        return node_with_own_data(spec, method, facts, str(own.get("data", "")), client), client
+    if job.own_data:
+        return node_with_own_data(job, facts, str(own.get("data", "")), client), client
     data_dir = str(own.get("data-dir", options.data_dir))
-    return node_with_shared_data(spec, method, facts, data_dir), client
+    return node_with_shared_data(job, facts, data_dir), client
 
 
 # Nodes are kept, because in a simulation one process plays many of them.
 
 
 @functools.lru_cache(maxsize=1)
-def node_with_shared_data(spec: RunSpec, method: Method, facts: Facts, data_dir: str) -> Federation:
+def node_with_shared_data(job: Job, facts: Facts, data_dir: str) -> Federation:
+    spec = job.spec
     with number_of_threads(spec.threads):
-        federation, _ = build(spec, load(spec, data_dir or None), method)
+        federation, _ = build(spec, load(spec, data_dir or None), job.method)
     if fingerprint(federation.parts) != facts.partition_hash:
         raise FedscError(
             f"{spec.dataset} is dealt to the clients in another way here than on the server: "
@@ -114,10 +114,9 @@ def node_with_shared_data(spec: RunSpec, method: Method, facts: Facts, data_dir:
 
 
 @functools.lru_cache(maxsize=1)
-def node_with_own_data(
-    spec: RunSpec, method: Method, facts: Facts, text: str, client: int
-) -> Federation:
+def node_with_own_data(job: Job, facts: Facts, text: str, client: int) -> Federation:
     """All images of the node belong to this client, and are seen as the server says."""
+    spec = job.spec
     if not text:
         raise FedscError(f"partition = own, but the node's configuration has no data={FORMS}")
     images, labels, classes = read_part(text, "train", facts.classes)
@@ -131,5 +130,5 @@ def node_with_own_data(
     nothing = np.empty(0, dtype=np.int64)
     parts = [np.arange(len(labels)) if k == client else nothing for k in range(spec.num_clients)]
     with number_of_threads(spec.threads):
-        federation, _ = build(spec, data, method, parts=parts)
+        federation, _ = build(spec, data, job.method, parts=parts)
     return federation

@@ -8,14 +8,14 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from ..data.own import OWN_DATA
 from ..errors import FedscError, unknown
+from ..experiments.folder import folder_name
 from ..method import Method
 from ..methods import method_class, method_from_text
-from ..options import check, option, options_of
+from ..options import check, option, options_of, parse
 from ..spec import RunSpec
 
 Config = Mapping[str, bool | float | int | str]
@@ -25,9 +25,9 @@ Config = Mapping[str, bool | float | int | str]
 class NodeOptions:
     """What a run on Flower has beside the fields of RunSpec."""
 
-    out: str = option("", "run folder on the server (default: runs/flower/METHOD-seedN)")
-    resume: bool = option(False, "go on with the run in `out`")
-    overwrite: bool = option(False, "replace the run in `out`")
+    out: str = option("runs/flower", "folder on the server for the run folders METHOD-seedN")
+    resume: bool = option(False, "go on with the runs in `out`")
+    overwrite: bool = option(False, "replace the runs in `out` that have the same names")
     data_dir: str = option("", "folder with the data sets, where a node does not say otherwise")
     min_count: int = option(
         5, "a class of which a node has fewer images sends no prototype", at_least=1
@@ -42,8 +42,29 @@ class NodeOptions:
         check(self)
 
 
-def read_run_config(config: Config) -> tuple[RunSpec, NodeOptions, Method]:
-    """The specification, the options of the federation and the method, all checked."""
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One run of those that a run configuration asks for."""
+
+    spec: RunSpec
+    method: Method
+
+    @property
+    def name(self) -> str:
+        """Of its run folder, as `fedsc run` calls it."""
+        return f"{folder_name(self.spec.method)}-seed{self.spec.seed}"
+
+    @property
+    def own_data(self) -> bool:
+        """Whether every node brings its own images."""
+        return self.spec.partition == OWN_DATA
+
+
+def read_run_config(config: Config) -> tuple[NodeOptions, list[Job]]:
+    """The options of the federation, and the runs to do one after another, all checked.
+
+    As `fedsc run` takes several methods and seeds: `method = "fedavg; fedsc"`, `seed = "0; 1"`.
+    """
     known = {opt.name: opt for cls in (RunSpec, NodeOptions) for opt in options_of(cls)}
     values: dict[str, Any] = {}
     for key, value in config.items():
@@ -54,19 +75,40 @@ def read_run_config(config: Config) -> tuple[RunSpec, NodeOptions, Method]:
             values[name] = value
     names = {opt.name for opt in options_of(NodeOptions)}
     options = NodeOptions(**{name: v for name, v in values.items() if name in names})
-    spec = RunSpec(**{name: v for name, v in values.items() if name not in names})
-    if spec.engine == "graphs":
+    settings = {name: v for name, v in values.items() if name not in names}
+    methods = split_list(settings.pop("method", "fedsc"))
+    seeds = [int(parse(RunSpec, "seed", s)) for s in split_list(settings.pop("seed", 0))]
+    if settings.pop("engine", "auto") == "graphs":
         raise FedscError("engine = graphs trains clients side by side: on Flower take sequential")
-    spec = dataclasses.replace(
-        spec, engine="sequential", method=with_min_count(spec.method, options.min_count)
-    )
+    jobs = [
+        make_job(
+            RunSpec(
+                method=with_min_count(method, options.min_count),
+                seed=seed,
+                engine="sequential",
+                **settings,
+            )
+        )
+        for method in methods
+        for seed in seeds
+    ]
+    if len({job.name for job in jobs}) < len(jobs):
+        raise FedscError("a method and seed is asked for twice: give each once")
+    return options, jobs
+
+
+def split_list(value: Any) -> list[str]:
+    return [word.strip() for word in str(value).split(";")]
+
+
+def make_job(spec: RunSpec) -> Job:
     method = method_from_text(spec.method, spec.dataset)
     if not method.shares_weights():
         raise FedscError(
             f"{spec.method} is evaluated on the clients' own models, which stay on the nodes: "
             "take a form of it that shares weights"
         )
-    return spec, options, method
+    return Job(spec, method)
 
 
 def with_min_count(method: str, min_count: int) -> str:
@@ -75,18 +117,6 @@ def with_min_count(method: str, min_count: int) -> str:
     fields = {field.name for field in dataclasses.fields(method_class(name.strip()))}
     said = any(word.partition("=")[0].strip() == "min_count" for word in words)
     return method if said or "min_count" not in fields else f"{method},min_count={min_count}"
-
-
-def is_own_data(spec: RunSpec) -> bool:
-    return spec.partition == OWN_DATA
-
-
-def run_folder(spec: RunSpec, options: NodeOptions) -> Path:
-    from ..experiments.compare import folder_name
-
-    if options.out:
-        return Path(options.out).expanduser()
-    return Path("runs") / "flower" / f"{folder_name(spec.method)}-seed{spec.seed}"
 
 
 # The app --------------------------------------------------------------------------------------
@@ -111,12 +141,19 @@ clientapp = "fedsc.flower.client:app"
 """
 
 
+NOTES = {
+    "method": '; several: "fedavg; fedsc"',
+    "seed": '; several: "0; 1; 2"',
+    "partition": "; or own: every node brings its own images",
+}
+
+
 def app_pyproject(version: str) -> str:
     """The pyproject.toml that `flwr run` reads, with every option, its default and its help."""
     lines = [APP_HEADER.format(version=version)]
     for opt in (*options_of(NodeOptions), *options_of(RunSpec)):
         default = "" if opt.default is None else opt.default
-        choices = f" ({', '.join(opt.choices)})" if opt.choices else ""
+        choices = f" ({', '.join(opt.choices)})" if opt.choices else NOTES.get(opt.name, "")
         lines.append(f"# {opt.help}{choices}\n{as_key(opt.name)} = {json.dumps(default)}\n")
     return "".join(lines)
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from ..data.dataset import Augment, Dataset
+from ..data.dataset import Augment
 from ..errors import FedscError
 from ..method import Client, LocalResult, Method, Task, Upload
 from ..state import State, flatten, to_device, unflatten
@@ -29,6 +29,7 @@ from ..state import State, flatten, to_device, unflatten
 class Facts:
     """What the server tells every node of the data, so that all see images alike."""
 
+    job: int  # which of the runs that the run configuration asks for
     run: str  # of this training: the same after it is resumed
     partition_hash: str  # of shared data: whether both sides deal it alike
     classes: tuple[str, ...]
@@ -37,16 +38,12 @@ class Facts:
     std: tuple[float, ...]
     augment: Augment
 
-    @classmethod
-    def of(cls, run: str, partition_hash: str, data: Dataset) -> Facts:
-        shape, augment = data.image_shape, data.augment
-        return cls(run, partition_hash, data.classes, shape, data.mean, data.std, augment)
-
 
 def write_task(round: int, facts: Facts) -> ConfigRecord:
     return ConfigRecord(
         {
             "round": round,
+            "job": facts.job,
             "run": facts.run,
             "partition-hash": facts.partition_hash,
             "classes": list(facts.classes),
@@ -61,6 +58,7 @@ def write_task(round: int, facts: Facts) -> ConfigRecord:
 def read_task(content: RecordDict) -> tuple[int, Facts]:
     task: dict[str, Any] = dict(content.config_records["task"])
     facts = Facts(
+        job=task["job"],
         run=task["run"],
         partition_hash=task["partition-hash"],
         classes=tuple(task["classes"]),

@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import secrets
+import sys
 import time
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -26,9 +27,8 @@ from ..federation import Federation
 from ..files import write_atomically
 from ..method import Upload
 from ..progress import Lines
-from ..spec import RunSpec
 from ..state import State, to_device
-from .config import Config, NodeOptions, is_own_data, read_run_config, run_folder
+from .config import Config, Job, NodeOptions, read_run_config
 from .records import Facts, expected_extra, problem_in, read_upload, to_record, write_task
 
 SECONDS_BETWEEN_LINES = 30.0
@@ -44,38 +44,52 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def run_server(grid: Grid, config: Config) -> None:
-    """A whole run, into a run folder as `fedsc run` writes it."""
-    spec, options, method = read_run_config(config)
-    out = run_folder(spec, options)
-    if options.overwrite and not options.resume and is_run(out):
-        remove_run(out)
-    data = server_data(spec, options)
+    """The runs that are asked for, into run folders as `fedsc run` writes them."""
+    options, jobs = read_run_config(config)
+    folder = Path(options.out).expanduser()
+    data = server_data(jobs[0], options)
+    for number, job in enumerate(jobs):
+        out = folder / job.name
+        if options.overwrite and not options.resume and is_run(out):
+            remove_run(out)
+        if not (options.resume and (out / "summary.json").exists()):
+            run_job(grid, number, job, options, data, out)
+    print(f"fedsc: the runs are in {folder.resolve()}", file=sys.stderr, flush=True)
+
+
+def run_job(
+    grid: Grid, number: int, job: Job, options: NodeOptions, data: Dataset, out: Path
+) -> None:
+    spec = job.spec
     nothing = np.empty(0, dtype=np.int64)
-    parts = [nothing] * spec.num_clients if is_own_data(spec) else None
+    parts = [nothing] * spec.num_clients if job.own_data else None
     with number_of_threads(spec.threads):
-        federation, model_name = build(spec, data, method, None, None, out / CLIENTS, parts)
+        federation, model_name = build(spec, data, job.method, None, None, out / CLIENTS, parts)
         federation.engine_name = "flower"
-        federation.engine = NodesEngine(grid, federation, options, out)
+        federation.engine = NodesEngine(grid, federation, number, options, out)
         carry_out(federation, model_name, out, Lines(), options.resume, EVERY_ROUND)
-    federation.say(f"the run is complete: {out.resolve()}")
 
 
-def server_data(spec: RunSpec, options: NodeOptions) -> Dataset:
+def server_data(job: Job, options: NodeOptions) -> Dataset:
     """The data set; where nodes bring their own images, its test part is all that is used.
 
     Then, too, all images of a `folder:` or `npz:` without a test part are test images.
     """
-    if is_own_data(spec) and spec.dataset.startswith(("folder:", "npz:")):
-        images, labels, classes = read_part(spec.dataset, "test", None)
-        return Dataset(spec.dataset, images, labels, images, labels, classes)
-    return load(spec, options.data_dir or None)
+    name = job.spec.dataset
+    if job.own_data and name.startswith(("folder:", "npz:")):
+        images, labels, classes = read_part(name, "test", None)
+        return Dataset(name, images, labels, images, labels, classes)
+    return load(job.spec, options.data_dir or None)
 
 
 class NodesEngine:
     """Stands where other engines train: sends the model to nodes and collects their uploads."""
 
-    def __init__(self, grid: Grid, federation: Federation, options: NodeOptions, out: Path) -> None:
+    def __init__(
+        self, grid: Grid, federation: Federation, job: int, options: NodeOptions, out: Path
+    ) -> None:
         self.grid, self.federation, self.options, self.out = grid, federation, options, out
+        self.job = job
         self.images = federation.engine.images  # evaluation stays here
         self.nodes: dict[int, int] = {}  # node ids by client
         self.asked: set[int] = set()  # node ids that were asked who they are
@@ -111,7 +125,7 @@ class NodesEngine:
             raise FedscError(
                 f"round {round}: {len(uploads)} of {len(chosen)} nodes sent what can be used, "
                 f"{needed} are needed (min-replies = {self.options.min_replies:g}); "
-                f"the last finished round is saved: go on with resume=true out='{self.out}'"
+                "what is finished is saved: go on with resume = true"
             )
         return iter([(upload, {}) for upload in uploads])
 
@@ -233,8 +247,17 @@ class NodesEngine:
     # The run -------------------------------------------------------------------------------------
 
     def facts(self) -> Facts:
-        federation = self.federation
-        return Facts.of(run_id(self.out), fingerprint(federation.parts), federation.data)
+        data = self.federation.data
+        return Facts(
+            job=self.job,
+            run=run_id(self.out),
+            partition_hash=fingerprint(self.federation.parts),
+            classes=data.classes,
+            image_shape=data.image_shape,
+            mean=data.mean,
+            std=data.std,
+            augment=data.augment,
+        )
 
 
 def run_id(out: Path) -> str:
