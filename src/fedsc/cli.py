@@ -315,3 +315,43 @@ def bench(
 
 
 app.command("bench")(options_from_spec(BENCH_OPTIONS)(bench))
+
+
+flower_app = typer.Typer(help="The same methods across machines, on Flower.")
+app.add_typer(flower_app, name="flower")
+
+
+@flower_app.callback(invoke_without_command=True)
+def flower(context: typer.Context) -> None:
+    """The same methods across machines, on Flower (docs/deploy.md)."""
+    try:
+        import flwr  # noqa: F401
+    except ImportError:
+        raise FedscError("Flower is not installed; run: pip install 'fedsc[flower]'") from None
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit
+
+
+@flower_app.command("setup")
+def flower_setup(
+    folder: Path = typer.Argument(help="new folder for everything"),
+    nodes: int = typer.Option(3, help="number of nodes", min=1),
+    address: str = typer.Option("localhost:9092", help="HOST:PORT at which nodes find the server"),
+) -> None:
+    """Write all that a federation needs: app, TLS certificates, node keys, start scripts."""
+    from .flower.setup import write_federation
+
+    commands = write_federation(folder, nodes, address)
+    console.print("Type, each in a terminal of its own:")
+    for number, command in enumerate(commands, 1):
+        console.print(f"  {number}. {command}", soft_wrap=True, highlight=False)
+
+
+@flower_app.command("app")
+def flower_application(folder: Path = typer.Argument(help="folder for the app")) -> None:
+    """Write the Flower app, for a SuperLink that runs already."""
+    from .flower.setup import write_app
+
+    write_app(folder)
+    console.print(f"The app is in {folder}; run it with: flwr run {folder}", soft_wrap=True)
