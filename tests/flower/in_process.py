@@ -10,7 +10,6 @@ import uuid
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import pytest
 from flwr.app import Context, Message, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
@@ -75,7 +74,7 @@ class InProcessGrid(Grid):
             if "model" in arrived.content.array_records:
                 self.bytes_down += size
                 self.bytes_up += reply_size
-            kept = self.tamper(asked, arrived, int(context.node_config["partition-id"]))
+            kept = self.tamper(asked, arrived, int(context.node_config.get("partition-id", -1)))
             if kept is not None:
                 self.replies[message.metadata.message_id] = kept
         return [message.metadata.message_id for message in messages]
@@ -99,9 +98,3 @@ def run_in_process(config: dict[str, Any], nodes: list[dict[str, Any]]) -> InPro
     grid = InProcessGrid(config, nodes)
     server.run_server(grid, config)
     return grid
-
-
-@pytest.fixture
-def state_dir(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setenv("FEDSC_STATE", str(tmp_path / "state"))
-    return tmp_path / "state"
