@@ -1,0 +1,100 @@
+"""Real simulations of every method, and a real deployment that loses a node and its server."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsc import METHODS
+from fedsc.report.runs import read_run
+
+from ..flower.processes import Deployment, Simulation, until
+from ..flower.test_flower import QUICK, assert_same_run, in_one_process
+
+pytestmark = pytest.mark.slow
+PATIENT: dict[str, Any] = {**QUICK, "start-timeout": 120}
+
+
+def test_simulations_of_every_method_and_a_convolutional_network(tmp_path: Path) -> None:
+    every = {**PATIENT, "method": "; ".join(METHODS), "out": str(tmp_path / "mlp")}
+    convolution: dict[str, Any] = {"method": "fedsc", "model": "cnn", "train-limit": 100}
+    with Simulation(tmp_path) as simulation:
+        simulation.train(4, every)
+        simulation.train(4, {**PATIENT, **convolution, "out": str(tmp_path / "cnn")})
+    found = {}
+    for folder in (tmp_path / "mlp").iterdir():
+        found[json.loads((folder / "spec.json").read_text())["method"]["name"]] = folder
+    assert found.keys() == METHODS.keys()
+    for name, folder in found.items():
+        assert_same_run(folder, in_one_process(tmp_path / "seq" / name, name))
+    (folder,) = (tmp_path / "cnn").iterdir()
+    sequential = in_one_process(tmp_path / "seq" / "cnn", **convolution)
+    assert_same_run(folder, sequential, rtol=1e-3)
+
+
+def test_a_deployment_with_tls_and_known_nodes(tmp_path: Path) -> None:
+    config = {**PATIENT, "clients": 3, "rounds": 2, "min-count": 5}
+    with Deployment(tmp_path, nodes=3) as deployment:
+        start_stranger(deployment)
+
+        # To the end, and as in one process.
+        began = time.monotonic()
+        deployment.train({**config, "method": "fedsc", "out": str(tmp_path / "whole")})
+        took = time.monotonic() - began
+        sequential = in_one_process(
+            tmp_path / "seq" / "fedsc", "fedsc,min_count=5", clients=3, rounds=2
+        )
+        assert_same_run(tmp_path / "whole" / "fedsc_min_count=5-seed0", sequential)
+        assert_refused(deployment)
+
+        # The server is killed in its second round: a new run goes on after the first.
+        moon = {**config, "method": "moon", "rounds": 3, "out": str(tmp_path / "cut")}
+        deployment.train(moon, wait=False)
+        folder = tmp_path / "cut" / "moon-seed0"
+        until(lambda: rounds_of(folder) >= 1, "the first round")
+        deployment.kill("superlink")
+        finished = rounds_of(folder)
+        assert finished < 3
+        deployment.start_superlink()
+        deployment.train({**moon, "resume": True})
+        sequential = in_one_process(tmp_path / "seq" / "moon", "moon", clients=3, rounds=3)
+        assert_same_run(folder, sequential)
+
+        # A node dies while it trains: the others go on.
+        trained = deployment.log("node-2").count("Receiving: train message")
+        dying = {**config, "method": "fedavg", "out": str(tmp_path / "dying")}
+        deployment.train({**dying, "round-timeout": round(took) + 10}, wait=False)
+        until(
+            lambda: deployment.log("node-2").count("Receiving: train message") > trained,
+            "node 2 to train",
+        )
+        deployment.kill("node-2")
+        folder = tmp_path / "dying" / "fedavg-seed0"
+        until(lambda: (folder / "summary.json").exists(), "the run without node 2")
+    assert [record["left_out"] for record in read_run(folder).records] == [[2], [2]]
+
+
+def start_stranger(deployment: Deployment) -> None:
+    """A fourth node whose key the server was not told of."""
+    folder = deployment.folder / "stranger"
+    deployment.set_up(folder, 4)
+    shutil.copy(deployment.federation / "ca.crt", folder / "node-3" / "ca.crt")
+    deployment.start("stranger", str(folder / "node-3" / "start.sh"))
+
+
+def assert_refused(deployment: Deployment) -> None:
+    stranger = deployment.running.pop("stranger")
+    assert stranger.wait(timeout=60) != 0
+    assert "SuperNode ID" not in deployment.log("stranger")
+
+
+def rounds_of(folder: Path) -> int:
+    try:
+        return len((folder / "metrics.jsonl").read_text().splitlines())
+    except FileNotFoundError:
+        return 0
