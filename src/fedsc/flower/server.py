@@ -40,7 +40,12 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    run_server(grid, context.run_config)
+    try:
+        run_server(grid, context.run_config)
+    except FedscError as error:
+        print(f"fedsc: {error}", file=sys.stderr, flush=True)
+        # Flower counts a run as failed only if something is raised, and shows where: keep it short.
+        raise error.with_traceback(None) from None
 
 
 def run_server(grid: Grid, config: Config) -> None:
