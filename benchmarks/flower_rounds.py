@@ -9,6 +9,7 @@ proxy that counts bytes, so polling, heartbeats, TLS and HTTP are in it.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import selectors
 import socket
 import statistics
@@ -39,16 +40,17 @@ class CountingProxy(threading.Thread):
             threading.Thread(target=self.serve, args=(client,), daemon=True).start()
 
     def serve(self, client: socket.socket) -> None:
-        with client, socket.create_connection(("127.0.0.1", self.to)) as server:
+        with (
+            contextlib.suppress(OSError),  # either end may go at any time
+            client,
+            socket.create_connection(("127.0.0.1", self.to)) as server,
+        ):
             waiting = selectors.DefaultSelector()
             waiting.register(client, selectors.EVENT_READ)
             waiting.register(server, selectors.EVENT_READ)
             while True:
                 for key, _ in waiting.select():
-                    try:
-                        chunk = key.fileobj.recv(65536)  # type: ignore[union-attr]
-                    except OSError:
-                        return
+                    chunk = key.fileobj.recv(65536)  # type: ignore[union-attr]
                     if not chunk:
                         return
                     if key.fileobj is client:

@@ -73,6 +73,15 @@ def read_npz_part(
     return images, labels, num_classes
 
 
+def read_npz_images(path: Path) -> npt.NDArray[np.uint8]:
+    """Images alone, to be classified: the array x, or x_test."""
+    arrays = _load(path)
+    for name in ("x", "x_test"):
+        if name in arrays:
+            return np.ascontiguousarray(_images(path, name, arrays[name]))
+    raise FedscError(f"{path} holds {', '.join(arrays) or 'nothing'}; it must hold x or x_test")
+
+
 def _load(path: Path) -> dict[str, npt.NDArray[Any]]:
     name = ""
     try:

@@ -2,7 +2,8 @@
 
 spec.json              what was run, with its hash and the version of this format
 environment.json       versions and hardware it ran on
-partition.json         images of each class at each client, and the partition's hash
+partition.json         images of each class at each client, the partition's hash, and the images'
+                       shape and normalisation
 partition.safetensors  the clients' indices into the training images
 metrics.jsonl          one line of JSON per round; what depends on the clock is under "timing"
 state.safetensors      the checkpoint: the server's state, the round, and the clients' files

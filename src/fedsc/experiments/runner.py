@@ -218,6 +218,11 @@ def describe(federation: Federation, model_name: str) -> dict[str, Any]:
     }
 
 
+def describe_images(data: Dataset) -> dict[str, Any]:
+    """What a trained model must know of the images it was trained on."""
+    return {"shape": list(data.image_shape), "mean": list(data.mean), "std": list(data.std)}
+
+
 def file_hash(path_and_name: str) -> str:
     """Of a user's own file: the same path with other code is another run."""
     path = Path(path_and_name.split(".py:")[0] + ".py").expanduser()
@@ -230,6 +235,7 @@ def begin(folder: RunFolder, federation: Federation, model_name: str) -> None:
     partition = {
         "hash": spec["partition_hash"],
         "classes": list(federation.data.classes),
+        "images": describe_images(federation.data),
         "class_counts": federation.class_counts.tolist(),
     }
     indices = {str(k): torch.from_numpy(part) for k, part in enumerate(federation.parts)}
