@@ -7,6 +7,7 @@ FOLDER/
   register.sh                tell the server the nodes' public keys, once
   run.sh                     train: run.sh --run-config "rounds=20"
   flwr/config.toml           where the `flwr` command finds the server
+  README.txt                 what to type, in which order
 """
 
 from __future__ import annotations
@@ -70,24 +71,26 @@ def write_federation(folder: Path, num_nodes: int, address: str) -> list[str]:
     host, port = split_address(address)
     if folder.exists() and any(folder.iterdir()):
         raise FedscError(f"{folder} is not empty: choose another folder")
+    commands = [
+        f"{folder}/superlink/start.sh      on the server, and leave it running",
+        f"{folder}/register.sh             on the server, once",
+        *(f"{folder}/node-{k}/start.sh         on machine {k}" for k in range(num_nodes)),
+        f"{folder}/run.sh --stream --run-config 'clients={num_nodes} rounds=3'",
+    ]
     part = folder.with_name(folder.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
     try:
         with explain_write_errors(folder):
             part.mkdir(parents=True)
             fill(part, folder.resolve(), num_nodes, host, port)
+            (part / "README.txt").write_text("\n".join(commands) + "\n")
             if folder.exists():
                 folder.rmdir()
             part.rename(folder)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
-    return [
-        f"{folder}/superlink/start.sh      on the server, and leave it running",
-        f"{folder}/register.sh             on the server, once",
-        *(f"{folder}/node-{k}/start.sh         on machine {k}" for k in range(num_nodes)),
-        f"{folder}/run.sh --stream --run-config 'clients={num_nodes} rounds=3'",
-    ]
+    return commands
 
 
 def split_address(address: str) -> tuple[str, int]:
