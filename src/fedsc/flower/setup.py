@@ -37,6 +37,12 @@ cd "$(dirname "$0"){up}"
 export FLWR_HOME="$PWD/flwr" FLWR_TELEMETRY_ENABLED=0
 """
 SUPERLINK = """\
+# After a crash a helper of the old server lives on for some seconds, and would take a new run with
+# it: wait until it is gone.
+n=0
+while [ $n -lt 60 ] && pgrep -f "flower-superexec.*127.0.0.1:{port} " > /dev/null; do
+  n=$((n + 1)); sleep 1
+done
 exec flower-superlink --host {host} --port {port} \\
   --ssl-ca-certfile ca.crt --ssl-certfile superlink/server.crt --ssl-keyfile superlink/server.key \\
   --enable-supernode-auth --database superlink/state.db \\
