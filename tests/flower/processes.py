@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import socket
@@ -12,16 +13,19 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 REPOSITORY = Path(__file__).parents[2]
 APP = REPOSITORY / "apps" / "fedsc-flower"
 LONGEST_WAIT = 300.0
 
 
+BLOCKS = itertools.count(20000 + os.getpid() % 20000, 50)  # never the same ports twice
+
+
 def free_ports(number: int) -> int:
-    """The first of so many free ports in a row."""
-    for first in range(20000 + os.getpid() % 20000, 60000, 50):
+    """The first of so many free ports in a row, fewer than 50."""
+    for first in itertools.takewhile(lambda port: port < 60000, BLOCKS):
         with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
             for port in range(first, first + number):
                 stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
@@ -61,8 +65,16 @@ class Processes:
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         }
 
-    def __enter__(self) -> Processes:
+    def __enter__(self) -> Self:
+        try:
+            self.begin()
+        except BaseException:
+            self.__exit__(*sys.exc_info())
+            raise
         return self
+
+    def begin(self) -> None:
+        """Start what is needed."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: Any, trace: TracebackType | None
@@ -122,7 +134,7 @@ class Processes:
 class Simulation(Processes):
     """A SuperLink that simulates nodes with Ray."""
 
-    def __enter__(self) -> Simulation:
+    def begin(self) -> None:
         port = free_ports(1)
         (self.folder / "flwr").mkdir()
         (self.folder / "flwr" / "config.toml").write_text(
@@ -135,7 +147,6 @@ class Simulation(Processes):
             "--disable-runtime-dependency-installation",
         )
         until(lambda: answers(port), "the SuperLink")
-        return self
 
     def train(self, nodes: int, config: dict[str, Any]) -> str:
         return self.run(
@@ -154,13 +165,12 @@ class Deployment(Processes):
         self.federation = folder / "federation"
         self.environment["FLWR_HOME"] = str(self.federation / "flwr")
 
-    def __enter__(self) -> Deployment:
+    def begin(self) -> None:
         self.set_up(self.federation, self.nodes)
         self.start_superlink()
         self.run(str(self.federation / "register.sh"))
         for k in range(self.nodes):
             self.start_node(k)
-        return self
 
     def set_up(self, folder: Path, nodes: int) -> None:
         address = f"localhost:{self.port}"
