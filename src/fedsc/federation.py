@@ -23,6 +23,7 @@ from .data.subset import first_of_each_class, long_tail
 from .engines.graphs import CannotCaptureError, GraphEngine, default_slots
 from .engines.local import (
     ClientData,
+    Engine,
     OnImages,
     Precision,
     Training,
@@ -93,10 +94,11 @@ class Federation:
         model: nn.Module,
         on_images: OnImages = lambda number: None,
         client_folder: Path | None = None,
+        parts: list[Indices] | None = None,
     ) -> None:
         self.device = device = data.train_images.device
         self.spec, self.data, self.method, self.on_images = spec, data, method, on_images
-        self.parts = split_training_data(spec, data)
+        self.parts = split_training_data(spec, data) if parts is None else parts
         labels = data.train_labels.cpu().numpy()
         counts = class_count_table(labels, self.parts, data.num_classes)
         self.class_counts = torch.from_numpy(counts)  # (K, C)
@@ -114,8 +116,9 @@ class Federation:
         names = tuple(name for name, p in self.model.named_parameters() if p.requires_grad)
         self.task = dataclasses.replace(task, feature_dim=feature_dim, trainable=names)
         self._check_single_samples()
+        self.engine_name: str
         self.engine_name, self.precision = choose_engine(spec, device, size)
-        self.engine = self._make_engine()
+        self.engine: Engine = self._make_engine()
         self.episodes = (
             draw_episodes(data.test_labels, spec.episodes, spec.ways, spec.shots, spec.queries)
             if data.few_shot
@@ -188,6 +191,7 @@ class Federation:
         model_bytes = num_bytes(self.server["model"]) if self.method.shares_weights() else 0
         images = sum(upload.num_samples for upload in uploads) * self.spec.epochs
         losses = mean_losses(uploads)
+        left_out = sorted(set(chosen) - {upload.client for upload in uploads})  # on Flower
         diverged = not all(map(math.isfinite, losses.values()))
         if diverged and not self.has_diverged:
             self.has_diverged = True
@@ -199,6 +203,7 @@ class Federation:
             **({"diverged": True} if diverged else {}),
             **self.method.diagnostics(self.server, uploads),
             "cohort": chosen,
+            **({"left_out": left_out} if left_out else {}),
             "bytes_down": len(chosen) * (model_bytes + message_bytes),
             "bytes_up": sum(model_bytes + num_bytes(upload.extra) for upload in uploads),
             "timing": {
@@ -267,8 +272,9 @@ class Federation:
 
     def _check_single_samples(self) -> None:
         """Batch normalisation has no variance over one value: say so before training starts."""
-        smallest = min(self.clients, key=lambda client: client.num_samples)
-        if min(smallest.num_samples, self.spec.batch_size) > 1:
+        here = [client for client in self.clients if client.num_samples]  # on Flower not all are
+        smallest = min(here, key=lambda client: client.num_samples, default=None)
+        if smallest is None or min(smallest.num_samples, self.spec.batch_size) > 1:
             return
         image = self.data.train_images[:1].float()
         try:

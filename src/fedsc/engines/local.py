@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -120,6 +120,23 @@ class Images:
             # Keeping them costs memory and, where the model is compiled, a copy of each.
             outputs.stages if self.uses_stages else (),
         )
+
+
+class Engine(Protocol):
+    """What a federation asks of an engine."""
+
+    images: Images
+
+    def fit(
+        self,
+        round: int,
+        clients: list[ClientData],
+        global_model: State,
+        received: State,
+        memory_of: MemoryOf,
+        on_images: OnImages,
+    ) -> Iterator[tuple[Upload, State]]:
+        """Train the clients; yields each one's upload and its memory for the next time."""
 
 
 def channels_last(model: nn.Module) -> nn.Module:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import itertools
 import json
 import sys
@@ -21,12 +20,11 @@ from ..progress import Lines, Live, Silent, data_progress
 from ..report.runs import RunData, read_run
 from ..report.table import comparison_rows, comparison_table, markdown_table
 from ..spec import RunSpec
-from .folder import prepare_out
+from .folder import folder_name, prepare_out
 from .runner import build, execute, load
 from .trackers import Tracked, check_trackers
 
 RESUME_AS_IT_WAS = "resume a run as it was asked for, or start another"
-LONGEST_NAME = 80  # of a folder; beyond that a hash stands for the rest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,11 +142,3 @@ def choose_progress(quiet: bool, console: Console) -> Silent:
     if quiet:
         return Silent()
     return Live(console) if console.is_terminal else Lines()
-
-
-def folder_name(text: str) -> str:
-    """A method or data set as part of a path: `npz:/data/x.npz` must not lead elsewhere."""
-    kept = "".join(c if c.isalnum() or c in "-._=+" else "_" for c in text).strip(".") or "run"
-    if len(kept) <= LONGEST_NAME:
-        return kept
-    return kept[:LONGEST_NAME] + "-" + hashlib.sha256(text.encode()).hexdigest()[:8]

@@ -2,7 +2,8 @@
 
 spec.json              what was run, with its hash and the version of this format
 environment.json       versions and hardware it ran on
-partition.json         images of each class at each client, and the partition's hash
+partition.json         images of each class at each client, the partition's hash, and the images'
+                       shape and normalisation
 partition.safetensors  the clients' indices into the training images
 metrics.jsonl          one line of JSON per round; what depends on the clock is under "timing"
 state.safetensors      the checkpoint: the server's state, the round, and the clients' files
@@ -14,6 +15,7 @@ landscape.json, embedding.json, theory.json   what analysis/ made of the run, wh
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import platform
@@ -41,6 +43,7 @@ RUN_FILES = (  # all that a run folder holds
 )
 CLIENTS = "clients"  # and this folder
 EVENTS = "events.out.tfevents."  # and TensorBoard's files, which begin with this
+LONGEST_NAME = 80  # of a folder; beyond that a hash stands for the rest
 JOB_FILES = ("job.json", "curves.png", "summary.md")  # beside the run folders
 
 
@@ -197,6 +200,14 @@ def remove_run(path: Path) -> None:
     if (path / CLIENTS).exists():
         (path / CLIENTS).rmdir()
     path.rmdir()
+
+
+def folder_name(text: str) -> str:
+    """A method or data set as part of a path: `npz:/data/x.npz` must not lead elsewhere."""
+    kept = "".join(c if c.isalnum() or c in "-._=+" else "_" for c in text).strip(".") or "run"
+    if len(kept) <= LONGEST_NAME:
+        return kept
+    return kept[:LONGEST_NAME] + "-" + hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def environment(device: torch.device) -> dict[str, Any]:

@@ -38,7 +38,7 @@ from ..report.runs import RunData, find_runs
 from ..report.text_table import TextTable, for_terminal
 from ..spec import NOT_PART_OF_THE_HASH, RunSpec
 from .cells import cells_of, locked, read_cell, run_cells
-from .compare import folder_name
+from .folder import folder_name
 from .grids import GRIDS, SCALES, Column, Grid, Row, grid
 
 SWEEP = "sweep"

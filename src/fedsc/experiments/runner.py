@@ -16,7 +16,7 @@ from torch import nn
 
 from ..data.dataset import Dataset, hold_out_classes, hold_out_images
 from ..data.images import Progress as DecodingProgress
-from ..data.partition import fingerprint
+from ..data.partition import Indices, fingerprint
 from ..data.randomness import generator
 from ..data.sources import load_dataset
 from ..engines.local import load_state
@@ -131,33 +131,46 @@ def execute(
     with number_of_threads(spec.threads), torch.random.fork_rng(devices=[]):
         clients = None if out is None else out / CLIENTS
         federation, model_name = build(spec, data, method, model_factory, progress, clients)
-        folder = None if out is None else RunFolder(out)
-        records: list[Record] = []
-        if folder is not None:
-            if resume and out is not None and (out / "spec.json").exists():
-                refuse_other_spec(out, describe(federation, model_name))
-                records = folder.restore(federation)
-            else:
-                begin(folder, federation, model_name)
-        label = f"{spec.method} seed {spec.seed}"
-        progress.start(label, spec.rounds, federation.images_per_round(), federation.round)
-        last_checkpoint = time.monotonic()
-        try:
-            for record in federation.rounds():
-                records.append(record)
-                if folder is not None:
-                    folder.append_record(record)
-                    due = time.monotonic() - last_checkpoint >= checkpoint_seconds
-                    if due or federation.round == spec.rounds:
-                        folder.save_checkpoint(federation)
-                        last_checkpoint = time.monotonic()
-                progress.round_done(record)
-        finally:
-            progress.finish()
-        if folder is not None:
-            folder.write_json("summary.json", summarise([r["accuracy"] for r in records]))
+        return carry_out(federation, model_name, out, progress, resume, checkpoint_seconds)
+
+
+def carry_out(
+    federation: Federation,
+    model_name: str,
+    out: Path | None,
+    progress: Silent,
+    resume: bool,
+    checkpoint_seconds: float,
+) -> Run:
+    """Run a federation to its end and write the run folder."""
+    spec = federation.spec
+    folder = None if out is None else RunFolder(out)
+    records: list[Record] = []
+    if folder is not None:
+        if resume and out is not None and (out / "spec.json").exists():
+            refuse_other_spec(out, describe(federation, model_name))
+            records = folder.restore(federation)
+        else:
+            begin(folder, federation, model_name)
+    label = f"{spec.method} seed {spec.seed}"
+    progress.start(label, spec.rounds, federation.images_per_round(), federation.round)
+    last_checkpoint = time.monotonic()
+    try:
+        for record in federation.rounds():
+            records.append(record)
+            if folder is not None:
+                folder.append_record(record)
+                due = time.monotonic() - last_checkpoint >= checkpoint_seconds
+                if due or federation.round == spec.rounds:
+                    folder.save_checkpoint(federation)
+                    last_checkpoint = time.monotonic()
+            progress.round_done(record)
+    finally:
+        progress.finish()
+    if folder is not None:
+        folder.write_json("summary.json", summarise([r["accuracy"] for r in records]))
     load_state(federation.model, federation.server["model"])
-    return Run(spec, method, records, federation.model.eval(), federation.server, out)
+    return Run(spec, federation.method, records, federation.model.eval(), federation.server, out)
 
 
 def build(
@@ -167,8 +180,11 @@ def build(
     model_factory: ModelFactory | None = None,
     progress: Silent | None = None,
     client_folder: Path | None = None,
+    parts: list[Indices] | None = None,
 ) -> tuple[Federation, str]:
     """The federation of a specification, and the name of its model.
+
+    `parts` are the clients' images where the specification's partition does not say.
 
     The first weights depend on the seed only, so all methods start from the same.
     """
@@ -185,7 +201,8 @@ def build(
             name = default_model(data.name, data.image_shape)
         model = build_model(name, data.image_shape, data.num_classes, spec.norm)
     on_images = (progress or Silent()).images
-    return Federation(spec, data.to(device), method, model, on_images, client_folder), name
+    data = data.to(device)
+    return Federation(spec, data, method, model, on_images, client_folder, parts), name
 
 
 def describe(federation: Federation, model_name: str) -> dict[str, Any]:
@@ -213,6 +230,11 @@ def identity(spec: RunSpec, method: Method) -> dict[str, Any]:
     }
 
 
+def describe_images(data: Dataset) -> dict[str, Any]:
+    """What a trained model must know of the images it was trained on."""
+    return {"shape": list(data.image_shape), "mean": list(data.mean), "std": list(data.std)}
+
+
 def file_hash(path_and_name: str) -> str:
     """Of a user's own file: the same path with other code is another run."""
     path = Path(path_and_name.split(".py:")[0] + ".py").expanduser()
@@ -225,6 +247,7 @@ def begin(folder: RunFolder, federation: Federation, model_name: str) -> None:
     partition = {
         "hash": spec["partition_hash"],
         "classes": list(federation.data.classes),
+        "images": describe_images(federation.data),
         "class_counts": federation.class_counts.tolist(),
     }
     indices = {str(k): torch.from_numpy(part) for k, part in enumerate(federation.parts)}

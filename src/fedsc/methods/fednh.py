@@ -35,6 +35,9 @@ class FedNH(Method):
     init: Literal["orthogonal", "etf"] = option(
         "orthogonal", "first prototypes: random orthogonal directions, or a simplex"
     )
+    min_count: int = option(
+        1, "a class with fewer samples at a client has no part in the head", at_least=1
+    )
 
     def adapt_model(self, model: nn.Module, task: Task) -> nn.Module:
         rows = spread_directions(task.num_classes, task.feature_dim, self.init)
@@ -69,7 +72,8 @@ class FedNH(Method):
     def upload(self, result: LocalResult) -> State:
         totals = result.observed["end"]
         direction = eq.unit(eq.client_prototypes(totals["sums"], totals["counts"]))
-        return {"sums": direction * totals["counts"][:, None], "counts": totals["counts"]}
+        counts = totals["counts"] * (totals["counts"] >= self.min_count)
+        return {"sums": direction * counts[:, None], "counts": counts}
 
     def embedding(self, features: Tensor) -> Tensor:
         return eq.unit(features)

@@ -40,6 +40,9 @@ class FedProto(Method):
     proto_source: Literal["last_epoch", "eval"] = option(
         "last_epoch", "features behind a prototype: of the last epoch, or a clean pass after it"
     )
+    min_count: int = option(
+        1, "a class with fewer samples at a client has no prototype", at_least=1
+    )
 
     def shares_weights(self) -> bool:
         return self.evaluation in ("avg_classifier", "avg_proto")
@@ -60,7 +63,8 @@ class FedProto(Method):
     ) -> State:
         ordered = sorted(uploads, key=lambda upload: upload.client)
         c = torch.stack([upload.extra["prototypes"] for upload in ordered])
-        held = torch.stack([upload.extra["counts"] for upload in ordered]) > 0
+        counts = torch.stack([upload.extra["counts"] for upload in ordered])
+        held = counts >= self.min_count
         prototypes, exists = eq.global_prototypes(c, held), held.any(0)
         drift = eq.mean_change(server["prototypes"], prototypes, server["exists"] & exists)
         new: State = {"prototypes": prototypes, "exists": exists, "drift": drift}
@@ -102,7 +106,8 @@ class FedProto(Method):
     def upload(self, result: LocalResult) -> State:
         totals = next(iter(result.observed.values()))
         prototypes = eq.client_prototypes(totals["sums"], totals["counts"])
-        return {"prototypes": prototypes, "counts": totals["counts"]}
+        enough = totals["counts"] >= self.min_count
+        return {"prototypes": prototypes * enough[:, None], "counts": totals["counts"]}
 
     # Evaluation ----------------------------------------------------------------------------------
 
