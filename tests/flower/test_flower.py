@@ -123,7 +123,8 @@ def test_nodes_with_their_own_images_give_what_a_shared_data_set_gives(tmp_path:
     folder = run_nodes(tmp_path / "flower", "fedsc", nodes, partition="own")
     shared = in_one_process(tmp_path / "seq", "fedsc")
     ours, theirs = (load_file(run / "state.safetensors") for run in (folder, shared))
-    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+    for name, tensor in ours.items():  # there is no drift of prototypes yet: NaN
+        torch.testing.assert_close(tensor, theirs[name], rtol=0, atol=0, equal_nan=True)
     records = read_run(folder).records
     assert [r["accuracy"] for r in records] == [r["accuracy"] for r in read_run(shared).records]
     assert "client_worst" not in records[-1]  # the server does not know who holds what
@@ -311,7 +312,8 @@ def test_what_cannot_be_used_is_left_out(
     assert re.search(f"round 1: client 1 is left out: .*{reason}", capsys.readouterr().err)
     assert read_run(folder).records[0]["left_out"] == [1]
     ours, theirs = (load_file(f / "state.safetensors") for f in (folder, without_node_1))
-    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+    for name, tensor in ours.items():  # there is no drift of prototypes yet: NaN
+        torch.testing.assert_close(tensor, theirs[name], rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize(

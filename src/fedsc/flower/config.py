@@ -78,8 +78,9 @@ def read_run_config(config: Config) -> tuple[NodeOptions, list[Job]]:
     settings = {name: v for name, v in values.items() if name not in names}
     methods = split_list(settings.pop("method", "fedsc"))
     seeds = [int(parse(RunSpec, "seed", s)) for s in split_list(settings.pop("seed", 0))]
-    if settings.pop("engine", "auto") == "graphs":
-        raise FedscError("engine = graphs trains clients side by side: on Flower take sequential")
+    engine = settings.pop("engine", "auto")
+    if engine in ("workers", "graphs"):
+        raise FedscError(f"engine = {engine} trains clients together: on Flower take sequential")
     jobs = [
         make_job(
             RunSpec(
