@@ -100,6 +100,8 @@ class RunFolder:
     def save_checkpoint(self, federation: Federation, accuracy: float) -> None:
         """All that the next round needs. The clients' files first, then the file that names them:
         a run killed in between finds its last checkpoint whole."""
+        if self.checkpoints.get(NEWEST, {}).get("round") == federation.round:
+            return
         facts = {
             "format": FORMAT,
             "round": federation.round,

@@ -22,6 +22,7 @@ from ..data.sources import load_dataset
 from ..engines.local import load_state
 from ..errors import FedscError, in_words
 from ..evaluation import summarise
+from ..faults import TooFewClientsError
 from ..federation import Federation, Record
 from ..method import Method
 from ..methods import method_from_text, method_to_text
@@ -156,6 +157,10 @@ def execute(
                         folder.save_checkpoint(federation, record["accuracy"])
                         last_checkpoint = time.monotonic()
                 progress.round_done(record)
+        except TooFewClientsError:
+            if folder is not None and records:
+                folder.save_checkpoint(federation, records[-1]["accuracy"])
+            raise
         finally:
             progress.finish()
         if folder is not None:
