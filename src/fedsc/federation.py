@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import math
 import sys
 import time
@@ -35,6 +36,7 @@ from .engines.sequential import SequentialEngine
 from .engines.workers import WorkerEngine, can_fork
 from .errors import FedscError
 from .evaluation import EVALUATION_BATCH, evaluate, evaluate_few_shot, run_model
+from .faults import Answers, TooFewClientsError, draw_faults, find_unusable
 from .method import Method, Task, Upload
 from .models import check_model
 from .models.outputs import Outputs
@@ -109,6 +111,8 @@ class Federation:
 
         feature_dim = check_model(model, data.image_shape, data.num_classes)
         size = cohort_size(spec.num_clients, spec.participation)
+        if spec.min_clients > size:
+            raise FedscError(f"min_clients = {spec.min_clients}: a round has {size} clients only")
         task = Task(spec.num_clients, size, data.num_classes, feature_dim, spec.rounds, spec.seed)
         self.model = channels_last(method.adapt_model(model, task).to(device))
         # The method may have changed the network: ask it again what it gives.
@@ -132,7 +136,7 @@ class Federation:
         self.memories = ClientStore("memory", limit, client_folder)  # the clients' own
         self.records = ClientStore("record", limit, client_folder)  # what the server keeps of them
         self.round = 0  # rounds finished
-        self.has_diverged = False
+        self.has_diverged = self.has_rejected = False
 
     def _make_engine(self) -> SequentialEngine | WorkerEngine | GraphEngine:
         spec = self.spec
@@ -170,8 +174,10 @@ class Federation:
         """Run the rounds that are left."""
         if self.round == 0 and self.method.surveys_before_training():
             chosen = cohort(self.spec.seed, 1, self.task.num_clients, self.task.cohort_size)
-            surveyed = self.method.aggregate(self.server, self.fit(0, chosen), self.records)
-            self.server = {**surveyed, "model": self.server["model"]}
+            uploads = self.fit(0, chosen)
+            if uploads:
+                surveyed = self.method.aggregate(self.server, uploads, self.records)
+                self.server = {**surveyed, "model": self.server["model"]}
         while self.round < self.spec.rounds:
             record = self.run_round(self.round + 1)
             self.round += 1
@@ -181,17 +187,20 @@ class Federation:
         started = time.perf_counter()
         chosen = cohort(self.spec.seed, round, self.task.num_clients, self.task.cohort_size)
         message_bytes = num_bytes(self.method.broadcast(self.server))
-        uploads = self.fit(round, chosen)
+        answers = self.collect(round, chosen)
+        uploads = answers.uploads
         fitted = time.perf_counter()
-        self.server = self.method.aggregate(self.server, uploads, self.records)
+        if uploads:
+            self.server = self.method.aggregate(self.server, uploads, self.records)
         aggregated = time.perf_counter()
         measured = self.evaluate()
         ended = time.perf_counter()
 
         model_bytes = num_bytes(self.server["model"]) if self.method.shares_weights() else 0
-        images = sum(upload.num_samples for upload in uploads) * self.spec.epochs
-        losses = mean_losses(uploads)
-        left_out = sorted(set(chosen) - {upload.client for upload in uploads})  # on Flower
+        images = sum(upload.num_samples for upload in answers.received) * self.spec.epochs
+        losses = mean_losses(uploads or answers.received)
+        asked = [k for k in chosen if k not in answers.dropped]
+        left_out = sorted(set(asked) - {upload.client for upload in answers.received})  # on Flower
         diverged = not all(map(math.isfinite, losses.values()))
         if diverged and not self.has_diverged:
             self.has_diverged = True
@@ -201,11 +210,12 @@ class Federation:
             **measured,
             "train_loss": losses,
             **({"diverged": True} if diverged else {}),
-            **self.method.diagnostics(self.server, uploads),
+            **(self.method.diagnostics(self.server, uploads) if uploads else {}),
             "cohort": chosen,
             **({"left_out": left_out} if left_out else {}),
-            "bytes_down": len(chosen) * (model_bytes + message_bytes),
-            "bytes_up": sum(model_bytes + num_bytes(upload.extra) for upload in uploads),
+            **answers.record(),
+            "bytes_down": len(asked) * (model_bytes + message_bytes),
+            "bytes_up": sum(model_bytes + num_bytes(upload.extra) for upload in answers.received),
             "timing": {
                 "seconds": ended - started,
                 "fit_seconds": fitted - started,
@@ -217,7 +227,43 @@ class Federation:
         return {name: _finite(value) for name, value in record.items()}
 
     def fit(self, round: int, chosen: list[int]) -> list[Upload]:
-        """Broadcast to the chosen clients, and train them."""
+        """The uploads of a round that can be used."""
+        return self.collect(round, chosen).uploads
+
+    def collect(self, round: int, chosen: list[int]) -> Answers:
+        """Have the chosen clients train, and sort what comes back."""
+        spec = self.spec
+        chances = spec.dropout, spec.straggler
+        dropped, late = draw_faults(spec.seed, round, self.task.num_clients, *chances)
+        results = self.train(round, [k for k in chosen if k not in dropped])
+        received = [upload for upload, _ in results]
+        in_time = [upload for upload in received if upload.client not in late]
+        rejected = find_unusable(in_time, self.server["model"])
+        answers = Answers(
+            uploads=[upload for upload in in_time if upload.client not in rejected],
+            dropped=[k for k in chosen if k in dropped],
+            late=[upload.client for upload in received if upload.client in late],
+            rejected=rejected,
+            received=received,
+        )
+        if rejected and not self.has_rejected:
+            self.has_rejected = True
+            client, reason = next(iter(rejected.items()))
+            self.say(
+                f"{spec.method}: client {client}'s upload is rejected in round {round}, {reason}; "
+                "this and others are in the records of the rounds"
+            )
+        if len(answers.uploads) < spec.min_clients:
+            raise TooFewClientsError(round, answers, spec.min_clients)
+        for upload, memory in results:
+            if memory and upload.client not in rejected:
+                self.memories[upload.client] = memory
+        return answers
+
+    def train(self, round: int, chosen: list[int]) -> list[tuple[Upload, State]]:
+        """Broadcast to the chosen clients, and train them; each one's upload and new memory."""
+        if not chosen:
+            return []
         message = self.method.broadcast(self.server)
         clients = [self.clients[k] for k in chosen]
         arguments = round, clients, self.server["model"], message, self.memory_of, self.on_images
@@ -230,10 +276,7 @@ class Federation:
             results = list(self.engine.fit(*arguments))
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # once a round, so that its timing is true
-        for upload, memory in results:
-            if memory:
-                self.memories[upload.client] = memory
-        return [upload for upload, _ in results]
+        return results
 
     def say(self, line: str) -> None:
         """Something the user should know, once."""
@@ -245,7 +288,9 @@ class Federation:
 
     def evaluate(self) -> Record:
         """Measure the global model, or where there is none the clients', on the test set."""
-        each = map(self._test_outputs, self.method.evaluated_models(self.server, self.memories))
+        models = self.method.evaluated_models(self.server, self.memories)
+        first = next(models, self.server["model"])  # nobody has a model of its own yet
+        each = map(self._test_outputs, itertools.chain([first], models))
         if self.episodes is not None:
             return mean_records(
                 evaluate_few_shot(self.method.embedding(output.features), self.episodes)
@@ -289,6 +334,8 @@ class Federation:
 
 def mean_losses(uploads: list[Upload]) -> dict[str, float]:
     """Each term of the loss, averaged over clients by their samples."""
+    if not uploads:
+        return {}
     total = sum(upload.num_samples for upload in uploads)
     return {
         name: sum(float(u.losses[name]) * u.num_samples for u in uploads) / total

@@ -67,6 +67,18 @@ class RunSpec:
         "auto", "training images: as they are, or cropped and flipped at random"
     )
 
+    dropout: float = option(
+        0.0, "chance that a client of the round is not there", at_least=0, at_most=1
+    )
+    straggler: float = option(
+        0.0, "chance that a client's upload comes too late and is lost", at_least=0, at_most=1
+    )
+    min_clients: int = option(
+        0,
+        "stop when a round has fewer usable uploads; 0: go on, a round without any changes nothing",
+        at_least=0,
+    )
+
     few_shot: int | None = option(
         None, "hold out this many classes for few-shot episodes (fc100: always 20)", at_least=2
     )

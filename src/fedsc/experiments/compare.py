@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from ..errors import FedscError
-from ..files import explain_write_errors, write_atomically
+from ..files import CannotWriteError, explain_write_errors, write_atomically
 from ..methods import method_from_text
 from ..progress import Lines, Live, Silent, data_progress
 from ..report.runs import RunData, read_run
@@ -100,11 +100,13 @@ def compare(
 def nothing_left_if_nothing_ran(out: Path) -> Iterator[None]:
     try:
         yield
-    except FedscError:
+    except FedscError as error:
         if not any(out.glob("*/spec.json")):
             with contextlib.suppress(OSError):  # never made, or not empty
                 (out / "job.json").unlink(missing_ok=True)
                 out.rmdir()
+        elif isinstance(error, CannotWriteError):
+            raise FedscError(f"{error}; to go on then: fedsc run --resume {out}") from None
         raise
     except KeyboardInterrupt:
         print(f"fedsc: stopped; to go on: fedsc run --resume {out}", file=sys.stderr)
@@ -117,7 +119,6 @@ def read_job(out: Path, given: dict[str, Any]) -> Job:
         job = Job(**json.loads((out / "job.json").read_text()))
     except OSError:
         raise FedscError(f"{out} holds no run to resume: it has no job.json") from None
-        job.specs()
     except (ValueError, TypeError) as error:
         raise FedscError(f"{out / 'job.json'} is damaged: {error}") from None
     asked = Job(

@@ -22,13 +22,14 @@ from ..data.sources import load_dataset
 from ..engines.local import load_state
 from ..errors import FedscError, in_words
 from ..evaluation import summarise
+from ..faults import TooFewClientsError
 from ..federation import Federation, Record
 from ..method import Method
 from ..methods import method_from_text, method_to_text
 from ..models import build_model, default_model
 from ..plugins import is_path
 from ..progress import Silent
-from ..spec import RunSpec, spec_hash
+from ..spec import NOT_PART_OF_THE_HASH, RunSpec, spec_hash
 from ..state import State
 from .folder import CLIENTS, FORMAT, RunFolder, environment
 
@@ -128,6 +129,9 @@ def execute(
 ) -> Run:
     """Run a specification on loaded data; with `resume`, go on where the folder `out` stopped."""
     progress = progress or Silent()
+    resume = resume and out is not None and (out / "spec.json").exists()
+    if resume and out is not None:
+        spec = as_it_began(spec, out)
     with number_of_threads(spec.threads), torch.random.fork_rng(devices=[]):
         clients = None if out is None else out / CLIENTS
         federation, model_name = build(spec, data, method, model_factory, progress, clients)
@@ -147,8 +151,9 @@ def carry_out(
     folder = None if out is None else RunFolder(out)
     records: list[Record] = []
     if folder is not None:
-        if resume and out is not None and (out / "spec.json").exists():
-            refuse_other_spec(out, describe(federation, model_name))
+        if resume and (folder.path / "spec.json").exists():
+            refuse_other_spec(folder.path, describe(federation, model_name))
+            tell_other_environment(folder.path, federation)
             records = folder.restore(federation)
         else:
             begin(folder, federation, model_name)
@@ -162,9 +167,13 @@ def carry_out(
                 folder.append_record(record)
                 due = time.monotonic() - last_checkpoint >= checkpoint_seconds
                 if due or federation.round == spec.rounds:
-                    folder.save_checkpoint(federation)
+                    folder.save_checkpoint(federation, record["accuracy"])
                     last_checkpoint = time.monotonic()
             progress.round_done(record)
+    except TooFewClientsError:
+        if folder is not None and records:
+            folder.save_checkpoint(federation, records[-1]["accuracy"])
+        raise
     finally:
         progress.finish()
     if folder is not None:
@@ -213,6 +222,7 @@ def describe(federation: Federation, model_name: str) -> dict[str, Any]:
         "model": model_name,
         "augment": data.augment if spec.augment == "auto" else spec.augment,
         "engine": federation.engine_name,
+        "threads": torch.get_num_threads(),
         "precision": federation.precision,
         "data_checksum": data.checksum(),
         "partition_hash": fingerprint(federation.parts),
@@ -258,18 +268,61 @@ def begin(folder: RunFolder, federation: Federation, model_name: str) -> None:
         folder.write_tensors("partition.safetensors", indices)
 
 
+def as_it_began(spec: RunSpec, path: Path) -> RunSpec:
+    """The specification with the engine and the threads that a run began with: the number of
+    threads decides how sums are grouped, and so the last digits."""
+    before = read_json(path / "spec.json")
+    return dataclasses.replace(
+        spec,
+        engine=before.get("engine", spec.engine),
+        threads=before.get("threads", spec.threads),
+    )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise FedscError(f"{path} is damaged: {error}") from None
+    if not isinstance(found, dict):
+        raise FedscError(f"{path} is damaged: it holds no JSON object")
+    return found
+
+
+def tell_other_environment(path: Path, federation: Federation) -> None:
+    """Refuse to go on with a run on another kind of device, where no number would be the same, and
+    say what else has changed."""
+    before, now = read_json(path / "environment.json"), environment(federation.device)
+    if (before.get("device") == "cpu") != (now["device"] == "cpu"):
+        raise FedscError(
+            f"{path} began on {before.get('device')} and cannot go on here on {now['device']}: the "
+            "rest would not be the same; go on where it began, or start another run"
+        )
+    packages = before.get("packages")
+    torch_before = packages.get("torch") if isinstance(packages, dict) else None
+    changed = [
+        f"{what} was {was}, is now {is_now}"
+        for what, was, is_now in (
+            ("PyTorch", torch_before, now["packages"]["torch"]),
+            ("the GPU", before.get("device"), now["device"]),
+            ("the processor", before.get("processor"), now["processor"]),
+        )
+        if was != is_now
+    ]
+    if changed:
+        text = "; ".join(changed)
+        federation.say(f"{path} goes on, its last digits may not be those of an uncut run: {text}")
+
+
 def refuse_other_spec(path: Path, spec: dict[str, Any]) -> None:
     """A run goes on only as what it began as."""
-    try:
-        before = json.loads((path / "spec.json").read_text())
-    except ValueError as error:
-        raise FedscError(f"{path / 'spec.json'} is damaged: {error}") from None
+    before = read_json(path / "spec.json")
     if before.get("hash") == spec_hash(spec) and before.get("format") == FORMAT:
         return
     changed = [
         f"{name} was {before.get(name)!r}, is now {value!r}"
         for name, value in spec.items()
-        if before.get(name) != value
+        if before.get(name) != value and name not in NOT_PART_OF_THE_HASH
     ]
     raise FedscError(f"{path} cannot be resumed as another run: {'; '.join(changed)}")
 

@@ -116,6 +116,9 @@ def setting_of(spec: dict[str, Any]) -> str:
     words.append(f"{spec['clients']} clients")
     if spec["participation"] < 1:
         words.append(f"{spec['participation']:.0%} a round")
+    for name, what in (("dropout", "drop out"), ("straggler", "late")):
+        if spec.get(name):
+            words.append(f"{spec[name]:.0%} {what}")
     words.append("1 epoch" if spec["epochs"] == 1 else f"{spec['epochs']} epochs")
     words.append(spec["model"])
     return ", ".join(words)

@@ -41,6 +41,13 @@ def seconds_per_round(run: RunData) -> float:
     return statistics.median(record["timing"]["seconds"] for record in records)
 
 
+def lost_share(run: RunData) -> Number:
+    """Of all the clients that were to take part in a round: not there, late or rejected."""
+    names = "dropped", "late", "rejected"
+    lost = sum(len(record.get(name, [])) for record in run.records for name in names)
+    return lost / sum(len(record["cohort"]) for record in run.records) if lost else None
+
+
 Column = tuple[str, Callable[[RunData], Number], Callable[[list[Number]], str]]
 COLUMNS: list[Column] = [
     ("last", lambda run: run.summary["last"], percent_with_spread),
@@ -53,6 +60,7 @@ COLUMNS: list[Column] = [
     ("nearest\nproto", last_value("nearest_prototype"), percent),
     ("worst\nclient", last_value("client_worst"), percent),
     ("ECE", last_value("ece"), percent),
+    ("clients\nlost", lost_share, percent),
     ("MB\nup", last_value("bytes_up"), megabytes),
     ("MB\ndown", last_value("bytes_down"), megabytes),
 ]
