@@ -23,6 +23,7 @@ PURPOSES = (
     "server",
     "validation",
     "figures",
+    "attackers",
 )
 
 

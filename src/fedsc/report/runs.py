@@ -118,4 +118,6 @@ def setting_of(spec: dict[str, Any]) -> str:
         words.append(f"{spec['participation']:.0%} a round")
     words.append("1 epoch" if spec["epochs"] == 1 else f"{spec['epochs']} epochs")
     words.append(spec["model"])
+    if spec.get("attack"):  # older folders do not know of it
+        words.append(f"{spec['attackers']:.0%} attack by {spec['attack']}")
     return ", ".join(words)
