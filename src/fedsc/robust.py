@@ -100,18 +100,19 @@ def bounded_prototypes(c: Tensor, held: Tensor) -> tuple[Tensor, Tensor]:
     holds = held.any(1)
     own_length = median_where(length.T, held.T)  # (K,)
     usual = median_where(own_length, holds)
-    shorter = (LONGEST * usual / length.clamp_min(torch.finfo(c.dtype).tiny)).clamp_max(1)
+    longest = LONGEST * usual
+    shorter = torch.where(length > longest, longest / length, 1)
     bounded = c * shorter[..., None]
 
     middle = median_where(bounded, held[..., None].expand_as(c))  # (C, d)
     distance = torch.linalg.vector_norm(bounded - middle, dim=-1)
     reach = median_where(distance, held)  # (C,)
-    nearer = (reach / distance.clamp_min(torch.finfo(c.dtype).tiny)).clamp_max(1)
-    nearer = torch.where(held.sum(0) >= FEWEST_HOLDERS, nearer, 1)
+    pulled = (distance > reach) & (held.sum(0) >= FEWEST_HOLDERS)
+    nearer = torch.where(pulled, reach / distance, 1)
     bounded = torch.where(
-        (nearer < 1)[..., None], middle + nearer[..., None] * (bounded - middle), bounded
+        pulled[..., None], middle + nearer[..., None] * (bounded - middle), bounded
     )
-    return bounded, held & ((shorter < 1) | (nearer < 1))
+    return bounded, held & ((shorter < 1) | pulled)
 
 
 def bounded_in(server: State) -> dict[str, float]:
