@@ -28,7 +28,6 @@ METHODS = (
     "fedavg,aggregation=clipped_mean",
     "fedsc",
     f"fedsc,{BOUND}",
-    f"fedsc,{BOUND},aggregation=trimmed_mean",
     f"fedsc,{BOUND},aggregation=clipped_mean",
 )
 ATTACKS = ("label-flip", "sign-flip", "scaled-update", "poisoned-prototypes")

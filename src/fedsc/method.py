@@ -160,7 +160,7 @@ class Method:
         `records` is what the server keeps of each client beyond the round. It may be large and lie
         on disk: read and write the records of the round's clients, one at a time.
         """
-        return {**server, "model": self.average(uploads, server["model"])}
+        return {**server, "model": self.average(uploads, server.get("model"))}
 
     def average(self, uploads: list[Upload], received: State | None = None) -> State:
         """The clients' weights made one, by `aggregation`; `received` is what they began with."""

@@ -30,7 +30,7 @@ from ..data.randomness import generator
 from ..divergence import choose, inner_products
 from ..method import LocalResult, Method, Task, Upload
 from ..options import option
-from ..state import State
+from ..state import State, to_device
 
 MOST_CHOICES = 3000  # of an exhaustive search: with three models, seven clients a group
 
@@ -70,7 +70,7 @@ class FedCDA(Method):
         uploads = sorted(uploads, key=lambda upload: upload.client)
         if self.aggregation == "clipped_mean":
             uploads = self.clip(uploads, server["model"])  # before they are kept for later rounds
-        averaged = self.average(uploads, server["model"])
+        averaged = self.average(uploads, server.get("model"))
         server = {**server, "round": server["round"] + 1}
         if not server["chosen_sum"]:
             floats = {name: w for name, w in averaged.items() if w.is_floating_point()}
@@ -99,9 +99,12 @@ class FedCDA(Method):
 
         Unlike the sums it has to read them all: a model in memory for each client heard of.
         """
-        known = server["samples"].nonzero().flatten().tolist()
-        found = (records[client] for client in known)
-        return self.middle([record["models"][str(int(record["chosen"]))] for record in found])
+        device = next(iter(server["chosen_sum"].values())).device
+        models = []
+        for client in server["samples"].nonzero().flatten().tolist():
+            record = records[client]  # perhaps read from disk, and then on the CPU
+            models.append(to_device(record["models"][str(int(record["chosen"]))], device))
+        return self.middle(models)
 
     def withdraw(
         self, server: State, uploads: list[Upload], records: MutableMapping[int, State]

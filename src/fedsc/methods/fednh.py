@@ -51,7 +51,7 @@ class FedNH(Method):
     def aggregate(
         self, server: State, uploads: list[Upload], records: MutableMapping[int, State]
     ) -> State:
-        model = self.average(uploads, server["model"])
+        model = self.average(uploads, server.get("model"))
         name = next(key for key in model if key.endswith("classifier.prototypes"))
         ordered = sorted(uploads, key=lambda upload: upload.client)
         sums = torch.stack([upload.extra["sums"] for upload in ordered])

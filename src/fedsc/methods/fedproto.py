@@ -76,7 +76,7 @@ class FedProto(Method):
         drift = eq.mean_change(server["prototypes"], prototypes, server["exists"] & exists)
         new |= {"prototypes": prototypes, "exists": exists, "drift": drift}
         if self.shares_weights():
-            new["model"] = self.average(uploads, server["model"])
+            new["model"] = self.average(uploads, server.get("model"))
         return {**server, **new}
 
     def diagnostics(self, server: State, uploads: list[Upload]) -> dict[str, float]:

@@ -161,7 +161,7 @@ class FedSC(Method):
             **pool,
             **self.build_prototypes(pool, server),
             "round": server["round"] + 1,
-            "model": self.average(uploads, server["model"]),
+            "model": self.average(uploads, server.get("model")),
         }
 
     def update_pool(self, server: State, uploads: list[Upload]) -> State:

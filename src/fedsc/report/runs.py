@@ -118,6 +118,12 @@ def setting_of(spec: dict[str, Any]) -> str:
         words.append(f"{spec['participation']:.0%} a round")
     words.append("1 epoch" if spec["epochs"] == 1 else f"{spec['epochs']} epochs")
     words.append(spec["model"])
-    if spec.get("attack"):  # older folders do not know of it
-        words.append(f"{spec['attackers']:.0%} attack by {spec['attack']}")
+    words += attack_of(spec)
     return ", ".join(words)
+
+
+def attack_of(spec: dict[str, Any]) -> list[str]:
+    """The attack that some of the clients made, if any; older folders know of none."""
+    if not spec.get("attack") or not spec.get("attackers"):
+        return []
+    return [f"{spec['attackers']:.0%} attack by {spec['attack']}"]
