@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from .attacks import attacked, choose_attackers, flip_labels
 from .data.dataset import Dataset
 from .data.episodes import draw_episodes
 from .data.partition import Indices, class_count_table, partition
@@ -104,9 +105,15 @@ class Federation:
         labels = data.train_labels.cpu().numpy()
         counts = class_count_table(labels, self.parts, data.num_classes)
         self.class_counts = torch.from_numpy(counts)  # (K, C)
+        self.attackers = choose_attackers(spec.seed, spec.num_clients, spec.attackers or 0.0)
+        if spec.attack == "poisoned-prototypes" and method.sent_prototypes is None:
+            raise FedscError(f"{method.name} sends no prototypes that an attacker could poison")
+        self.local_data = self._data_as_trained_on()
+        labels = self.local_data.train_labels.cpu().numpy()
+        local_counts = torch.from_numpy(class_count_table(labels, self.parts, data.num_classes))
         self.clients = [
             ClientData(k, torch.from_numpy(part).to(device), row.float().to(device))
-            for k, (part, row) in enumerate(zip(self.parts, self.class_counts, strict=True))
+            for k, (part, row) in enumerate(zip(self.parts, local_counts, strict=True))
         ]
 
         feature_dim = check_model(model, data.image_shape, data.num_classes)
@@ -138,6 +145,17 @@ class Federation:
         self.round = 0  # rounds finished
         self.has_diverged = self.has_rejected = False
 
+    def _data_as_trained_on(self) -> Dataset:
+        """The data set, with other labels where attackers flip them."""
+        data = self.data
+        if self.spec.attack != "label-flip" or not self.attackers:
+            return data
+        labels = data.train_labels.clone()
+        own = torch.from_numpy(np.concatenate([self.parts[k] for k in self.attackers]))
+        own = own.to(labels.device)
+        labels[own] = flip_labels(labels[own], data.num_classes)
+        return dataclasses.replace(data, train_labels=labels)
+
     def _make_engine(self) -> SequentialEngine | WorkerEngine | GraphEngine:
         spec = self.spec
         augment = self.data.augment if spec.augment == "auto" else spec.augment
@@ -152,7 +170,7 @@ class Federation:
             augment=augment == "crop-flip",
             precision=self.precision,
         )
-        common = self.method, self.model, self.task, self.data, training
+        common = self.method, self.model, self.task, self.local_data, training
         if self.engine_name == "sequential":
             return SequentialEngine(*common)
         if self.engine_name == "workers":
@@ -214,6 +232,7 @@ class Federation:
             "cohort": chosen,
             **({"left_out": left_out} if left_out else {}),
             **answers.record(),
+            **self._robust_record(chosen),
             "bytes_down": len(asked) * (model_bytes + message_bytes),
             "bytes_up": sum(model_bytes + num_bytes(upload.extra) for upload in answers.received),
             "timing": {
@@ -276,7 +295,23 @@ class Federation:
             results = list(self.engine.fit(*arguments))
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # once a round, so that its timing is true
-        return results
+        return [(self._as_sent(upload), memory) for upload, memory in results]
+
+    def _as_sent(self, upload: Upload) -> Upload:
+        """An upload as the server gets it: an attacker's is not what training left."""
+        if self.spec.attack is None or upload.client not in self.attackers:
+            return upload
+        key = self.method.sent_prototypes
+        return attacked(self.spec.attack, upload, self.server["model"], key)
+
+    def _robust_record(self, chosen: list[int]) -> Record:
+        """Who attacked and which robust rule was in force, in rounds where there was any."""
+        record: Record = {}
+        if self.spec.attack is not None:
+            record["attackers"] = [client for client in chosen if client in self.attackers]
+        if self.method.aggregation not in ("samples", "uniform"):
+            record["aggregation"] = self.method.aggregation
+        return record
 
     def say(self, line: str) -> None:
         """Something the user should know, once."""

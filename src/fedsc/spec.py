@@ -87,6 +87,13 @@ class RunSpec:
     shots: int = option(5, "support images per class", at_least=1)
     queries: int = option(15, "query images per class", at_least=1)
 
+    attack: Literal["label-flip", "sign-flip", "scaled-update", "poisoned-prototypes"] | None = (
+        option(None, "harm that --attackers do, to test robust options with")
+    )
+    attackers: float | None = option(
+        None, "share of the clients that attack, chosen by the seed", at_least=0, at_most=1
+    )
+
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     engine: Literal["auto", "sequential", "workers", "graphs"] = option(
         "auto",
@@ -105,6 +112,10 @@ class RunSpec:
 
     def __post_init__(self) -> None:
         check(self)
+        if self.attack and self.attackers is None:
+            raise FedscError(f"--attack {self.attack} needs --attackers, a share such as 0.3")
+        if self.attackers and not self.attack:
+            raise FedscError(f"--attackers {self.attackers:g} needs --attack, such as sign-flip")
 
     @property
     def num_clients(self) -> int:

@@ -24,6 +24,7 @@ PURPOSES = (
     "validation",
     "figures",
     "faults",
+    "attackers",
 )
 
 

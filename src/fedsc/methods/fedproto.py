@@ -24,12 +24,14 @@ from ..losses import cpdr
 from ..method import Batch, LocalResult, Method, Moment, Task, Upload
 from ..models.outputs import Outputs
 from ..options import option
+from ..robust import bounded_in, bounded_prototypes
 from ..state import State
 
 
 @dataclass(frozen=True)
 class FedProto(Method):
     name: ClassVar[str] = "fedproto"
+    sent_prototypes: ClassVar[str | None] = "prototypes"
 
     weight: float = option(1.0, "lambda, the weight of the pull to the prototypes", at_least=0)
     evaluation: Literal["avg_classifier", "avg_proto", "personal_mean", "ensemble"] = option(
@@ -42,6 +44,11 @@ class FedProto(Method):
     )
     min_count: int = option(
         1, "a class with fewer samples at a client has no prototype", at_least=1
+    )
+    robust_prototypes: bool = option(
+        False,
+        "bound what one client's prototypes can do: their length and, among three or more "
+        "holders of a class, their distance from the median",
     )
 
     def shares_weights(self) -> bool:
@@ -65,15 +72,19 @@ class FedProto(Method):
         c = torch.stack([upload.extra["prototypes"] for upload in ordered])
         counts = torch.stack([upload.extra["counts"] for upload in ordered])
         held = counts >= self.min_count
+        new: State = {}
+        if self.robust_prototypes:
+            bounded, moved = bounded_prototypes(c, held)
+            c, new["bounded"] = bounded.to(c), moved.sum()
         prototypes, exists = eq.global_prototypes(c, held), held.any(0)
         drift = eq.mean_change(server["prototypes"], prototypes, server["exists"] & exists)
-        new: State = {"prototypes": prototypes, "exists": exists, "drift": drift}
+        new |= {"prototypes": prototypes, "exists": exists, "drift": drift}
         if self.shares_weights():
-            new["model"] = self.average(uploads)
+            new["model"] = self.average(uploads, server.get("model"))
         return {**server, **new}
 
     def diagnostics(self, server: State, uploads: list[Upload]) -> dict[str, float]:
-        return {"prototype_drift": float(server["drift"])}
+        return {"prototype_drift": float(server["drift"]), **bounded_in(server)}
 
     # The client ----------------------------------------------------------------------------------
 

@@ -67,6 +67,11 @@ METRICS = {
         "Mean change of the consistent prototypes in a round, relative to their length.",
     ),
     "prototype_rows": ("Prototype rows", "", "Relational prototypes that the server holds."),
+    "prototypes_bounded": (
+        "Prototypes bounded",
+        "",
+        "Clients' prototypes that robust_prototypes shortened or pulled in.",
+    ),
     "min_u": (
         "Smallest U",
         "",
@@ -91,6 +96,7 @@ NO_OPTION = {
 IN_A_SETTING = {  # said by setting_of
     *("partition", "long_tail", "few_shot", "clients", "participation", "epochs", "model"),
     *("dropout", "straggler"),
+    *("attack", "attackers"),
 }
 # Files that other commands leave in a run folder, and what the page cannot do without.
 EXTRAS = {

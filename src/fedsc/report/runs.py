@@ -121,4 +121,12 @@ def setting_of(spec: dict[str, Any]) -> str:
             words.append(f"{spec[name]:.0%} {what}")
     words.append("1 epoch" if spec["epochs"] == 1 else f"{spec['epochs']} epochs")
     words.append(spec["model"])
+    words += attack_of(spec)
     return ", ".join(words)
+
+
+def attack_of(spec: dict[str, Any]) -> list[str]:
+    """The attack that some of the clients made, if any; older folders know of none."""
+    if not spec.get("attack") or not spec.get("attackers"):
+        return []
+    return [f"{spec['attackers']:.0%} attack by {spec['attack']}"]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from rich import box
 from rich.table import Table
 
-from .runs import RunData, by_label
+from .runs import RunData, attack_of, by_label
 
 Number = float | None
 
@@ -95,8 +95,9 @@ def comparison_table(runs: list[RunData]) -> Table:
     """For the terminal."""
     spec = runs[0].spec
     names, rows = comparison_rows(runs)
+    clients = ", ".join([f"{spec['clients']} clients", *attack_of(spec)])
     title = (
-        f"{spec['dataset']}, {spec['partition']}, {spec['clients']} clients, "
+        f"{spec['dataset']}, {spec['partition']}, {clients}, "
         f"{len(runs[0].records)} rounds of {spec['epochs']} epochs, test accuracy in %"
     )
     # Narrow gaps: the table has to fit into 80 columns.
