@@ -108,6 +108,10 @@ class Method:
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # named sets of hyperparameters
     uses_stages: ClassVar[bool] = False  # whether its loss reads the outputs of the stages
     dataset_defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # where they depend on it
+    # Units of differential privacy that hold. "record": the loss is a mean over samples, each term
+    # of its own sample and what was received alone, and `upload` reads no data but the totals
+    # `sums` and `counts`. "client": `upload` gives "prototypes" and "counts", or nothing.
+    private_units: ClassVar[tuple[str, ...]] = ()
 
     aggregation: Literal["samples", "uniform"] = option(
         "samples", "average the clients' weights by their number of samples, or all alike"

@@ -23,6 +23,10 @@ PURPOSES = (
     "server",
     "validation",
     "figures",
+    "private_batches",
+    "gradient_noise",
+    "prototype_noise",
+    "update_noise",
 )
 
 
