@@ -44,6 +44,8 @@ ORDERS = (
     *range(12, 64),
     *(2**x for x in range(6, 15)),
 )
+# A bound from these alone is a few percent larger, and found in a tenth of the time.
+FEW_ORDERS = (1.5, 2.5, 3.5, 4.5, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 48, 64, 128, 512, 2048)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,33 +183,37 @@ def opacus(module: str) -> Any:
 
 
 @functools.lru_cache(maxsize=4096)
-def renyi(noise: float, rate: float) -> np.ndarray[Any, np.dtype[np.float64]]:
+def renyi(
+    noise: float, rate: float, orders: tuple[float, ...]
+) -> np.ndarray[Any, np.dtype[np.float64]]:
     """The Renyi divergence of one release, at every order."""
     with np.errstate(all="ignore"):
-        orders = list(ORDERS)
         found = opacus("accountants.analysis.rdp").compute_rdp(
-            q=rate, noise_multiplier=noise, steps=1, orders=orders
+            q=rate, noise_multiplier=noise, steps=1, orders=list(orders)
         )
     return np.asarray(found, dtype=np.float64)
 
 
-def epsilon_of(history: Iterable[Release], delta: float) -> float:
+def epsilon_of(
+    history: Iterable[Release], delta: float, orders: tuple[float, ...] = ORDERS
+) -> float:
     """The epsilon that belongs to `delta` after all these releases; infinite without noise."""
     released = [release for release in history if release.times]
     if any(release.noise <= 0 for release in released):
         return math.inf
     if not released:
         return 0.0
-    total = np.sum([renyi(noise, rate) * times for noise, rate, times in released], axis=0)
+    each = [renyi(noise, rate, orders) * times for noise, rate, times in released]
+    total = np.sum(each, axis=0)
     usable = np.isfinite(total)
     if not usable.any():
         return math.inf
-    orders = [order for order, fine in zip(ORDERS, usable, strict=True) if fine]
+    kept = [order for order, fine in zip(orders, usable, strict=True) if fine]
     with warnings.catch_warnings():
         # It warns where the best order is the first or the last: the bound holds all the same.
         warnings.simplefilter("ignore")
         epsilon, _ = opacus("accountants.analysis.rdp").get_privacy_spent(
-            orders=orders, rdp=list(total[usable]), delta=delta
+            orders=kept, rdp=list(total[usable]), delta=delta
         )
     return float(epsilon)
 
@@ -253,7 +259,13 @@ class Ledger:
 
     def spent(self, round: int) -> float:
         """Epsilon after a round, of the client for whom it is largest."""
-        return max(epsilon_of(history, self.privacy.delta) for history in self.histories(round))
+        delta, most = self.privacy.delta, 0.0
+        bounds = [(epsilon_of(h, delta, FEW_ORDERS), h) for h in self.histories(round)]
+        for bound, history in sorted(bounds, reverse=True):
+            if bound <= most:
+                break  # so are all that follow
+            most = max(most, epsilon_of(history, delta))
+        return most
 
 
 def with_noise(privacy: Privacy, noise: float, prototype_noise: float | None) -> Privacy:
@@ -273,7 +285,7 @@ def solve_noise(ledger: Ledger, target: float, prototype_noise: float | None) ->
         return weights._replace(noise=noise), prototypes._replace(noise=own)
 
     def spends(noise: float, history: History) -> float:
-        return epsilon_of(history_at(noise, history), ledger.privacy.delta)
+        return epsilon_of(history_at(noise, history), ledger.privacy.delta, FEW_ORDERS)
 
     unsolved = dataclasses.replace(
         ledger, privacy=dataclasses.replace(ledger.privacy, noise=1.0, prototype_noise=1.0)
@@ -293,7 +305,7 @@ def solve_noise(ledger: Ledger, target: float, prototype_noise: float | None) ->
                     f"still spends {least:.3g}; take a larger target, more --dp-prototype-noise or "
                     "fewer rounds"
                 )
-        while high / low > 1.001:
+        while high / low > 1.005:
             middle = math.sqrt(low * high)
             low, high = (middle, high) if spends(middle, history) > target else (low, middle)
         found = high
