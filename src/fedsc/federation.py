@@ -193,12 +193,18 @@ class Federation:
         ledger = Ledger(privacy, rates, steps, cohorts, shows, surveys)
         if spec.target_epsilon is None:
             privacy = with_noise(privacy, spec.dp_noise, spec.dp_prototype_noise)
+            bare = [] if privacy.noise else ["weights"]
+            bare += ["prototypes"] if shows and not privacy.prototype_noise else []
+            if bare and (privacy.noise or privacy.prototype_noise):
+                self.say(f"epsilon is infinite: {' and '.join(bare)} leave without noise")
         elif shows and privacy.feature_clip is None:
             raise FedscError(
                 f"target_epsilon needs dp_feature_clip: {self.method.name} sends prototypes too"
             )
         else:
+            self.say(f"looking for the noise that spends epsilon {spec.target_epsilon:g}")
             privacy = solve_noise(ledger, spec.target_epsilon, spec.dp_prototype_noise)
+            self.say(f"noise {privacy.noise:.3g}, on prototypes {privacy.prototype_noise:.3g}")
         return dataclasses.replace(ledger, privacy=privacy)
 
     def images_per_round(self) -> int:

@@ -287,24 +287,21 @@ def solve_noise(ledger: Ledger, target: float, prototype_noise: float | None) ->
     def spends(noise: float, history: History) -> float:
         return epsilon_of(history_at(noise, history), ledger.privacy.delta, FEW_ORDERS)
 
-    unsolved = dataclasses.replace(
-        ledger, privacy=dataclasses.replace(ledger.privacy, noise=1.0, prototype_noise=1.0)
-    )
     found = LEAST_NOISE
     # The noise only grows on the way, so in the end it is enough for every history.
-    for history in sorted(unsolved.histories(len(ledger.cohorts))):
+    for history in sorted(ledger.histories(len(ledger.cohorts))):
+        least = spends(MOST_NOISE, history)
+        if least > target:
+            raise FedscError(
+                f"no noise brings this run to --target-epsilon {target:g}: it spends {least:.3g} "
+                "without its weights; take a larger target, more --dp-prototype-noise or fewer "
+                "rounds"
+            )
         if spends(found, history) <= target:
             continue
         low, high = found, 2 * found
         while spends(high, history) > target:
             low, high = high, 2 * high
-            if high > MOST_NOISE:
-                least = spends(high, history)
-                raise FedscError(
-                    f"no noise brings this run to --target-epsilon {target:g}: with any more it "
-                    f"still spends {least:.3g}; take a larger target, more --dp-prototype-noise or "
-                    "fewer rounds"
-                )
         while high / low > 1.005:
             middle = math.sqrt(low * high)
             low, high = (middle, high) if spends(middle, history) > target else (low, middle)
