@@ -110,6 +110,10 @@ class Method:
     uses_stages: ClassVar[bool] = False  # whether its loss reads the outputs of the stages
     dataset_defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # where they depend on it
     sent_prototypes: ClassVar[str | None] = None  # their name in what `upload` returns, if any
+    # Units of differential privacy that hold. "record": the loss is a mean over samples, each term
+    # of its own sample and what was received alone, and `upload` reads no data but the totals
+    # `sums` and `counts`. "client": `upload` gives "prototypes" and "counts", or nothing.
+    private_units: ClassVar[tuple[str, ...]] = ()
 
     aggregation: Literal["samples", "uniform", "median", "trimmed_mean", "clipped_mean"] = option(
         "samples",

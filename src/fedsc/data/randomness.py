@@ -25,6 +25,10 @@ PURPOSES = (
     "figures",
     "faults",
     "attackers",
+    "private_batches",
+    "gradient_noise",
+    "prototype_noise",
+    "update_noise",
 )
 
 

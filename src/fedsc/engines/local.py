@@ -15,6 +15,7 @@ from ..data.randomness import generator
 from ..data.transform import crop_and_flip, normalise
 from ..method import LocalResult, Method, Upload
 from ..models.outputs import Outputs
+from ..privacy import NOT_PRIVATE, Privacy
 from ..state import State
 
 Precision = Literal["fp32", "bf16"]
@@ -37,6 +38,7 @@ class Training:
     clip_norm: float | None
     augment: bool
     precision: Precision
+    privacy: Privacy = NOT_PRIVATE
 
 
 @dataclass(frozen=True)
@@ -107,11 +109,11 @@ class Images:
         normal = normalise(images, self.mean, self.std)
         return normal.contiguous(memory_format=torch.channels_last)
 
-    def forward(self, model: nn.Module, images: Tensor) -> Outputs:
+    def forward(self, model: Callable[[Tensor], Outputs], images: Tensor) -> Outputs:
         """A forward pass in the run's precision; losses always see float32."""
         if self.precision == "bf16":
             with torch.autocast(images.device.type, torch.bfloat16):
-                outputs: Outputs = model(images)
+                outputs = model(images)
         else:
             outputs = model(images)
         return Outputs(

@@ -216,7 +216,7 @@ def build(
 
 def describe(federation: Federation, model_name: str) -> dict[str, Any]:
     """All that decides the result of a run, with nothing left to a default."""
-    spec, data = federation.spec, federation.data
+    spec, data, privacy = federation.spec, federation.data, federation.ledger.privacy
     return {
         **identity(spec, federation.method),
         "model": model_name,
@@ -226,6 +226,8 @@ def describe(federation: Federation, model_name: str) -> dict[str, Any]:
         "precision": federation.precision,
         "data_checksum": data.checksum(),
         "partition_hash": fingerprint(federation.parts),
+        # As it was solved for, where only a target was given.
+        **({} if spec.dp_unit == "none" else {"privacy": dataclasses.asdict(privacy)}),
     }
 
 

@@ -32,6 +32,8 @@ from ..state import State
 class FedProto(Method):
     name: ClassVar[str] = "fedproto"
     sent_prototypes: ClassVar[str | None] = "prototypes"
+    private_units: ClassVar = ("record", "client")
+    presets: ClassVar = {"private": {"proto_source": "eval"}}  # what DP-SGD can cover
 
     weight: float = option(1.0, "lambda, the weight of the pull to the prototypes", at_least=0)
     evaluation: Literal["avg_classifier", "avg_proto", "personal_mean", "ensemble"] = option(

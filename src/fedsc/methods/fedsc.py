@@ -37,7 +37,11 @@ from ..state import State
 class FedSC(Method):
     name: ClassVar[str] = "fedsc"
     sent_prototypes: ClassVar[str | None] = "prototypes"
-    presets: ClassVar = {"literal": {"u_mode": "round", "cpdr": "l1_sum"}}
+    private_units: ClassVar = ("record", "client")
+    presets: ClassVar = {
+        "literal": {"u_mode": "round", "cpdr": "l1_sum"},
+        "private": {"u_mode": "none", "proto_source": "eval"},  # what DP-SGD can cover
+    }
 
     tau: float = option(0.05, "temperature of RPCL, Eq. 14", above=0)
     neighbours: int = option(2, "M of Eq. 8: how many nearest clients are merged", at_least=0)
