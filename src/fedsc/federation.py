@@ -196,7 +196,8 @@ class Federation:
         model_bytes = num_bytes(self.server["model"]) if self.method.shares_weights() else 0
         images = sum(upload.num_samples for upload in answers.received) * self.spec.epochs
         losses = mean_losses(uploads or answers.received)
-        diverged = not all(map(math.isfinite, losses.values()))
+        none_is_left = bool(answers.rejected) and not uploads
+        diverged = none_is_left or not all(map(math.isfinite, losses.values()))
         if diverged and not self.has_diverged:
             self.has_diverged = True
             self.say(f"{self.spec.method} has diverged in round {round}: try a smaller --lr")
