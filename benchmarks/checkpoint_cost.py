@@ -2,7 +2,8 @@
 
     python benchmarks/checkpoint_cost.py --folder /tmp/checkpoints
 
-The share is that of a run that writes one every 30 seconds, the default.
+The share is that of a run that writes one every 30 seconds. A real run writes them less often where
+that is more than 2%.
 """
 
 from __future__ import annotations

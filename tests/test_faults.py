@@ -278,6 +278,6 @@ def test_lost_clients_are_in_the_table_and_the_setting(tmp_path: Path) -> None:
     share = sum(len(lost(record)) for record in run.records) / (4 * 6)
     assert share > 0
     names, rows = comparison_rows([run])
-    assert rows[0][names.index("clients\nlost")] == f"{100 * share:.2f}"
+    assert rows[0][names.index("lost")] == f"{100 * share:.1f}"
     assert "25% drop out, 10% late" in setting_of(run.spec)
     assert all(json.dumps(record, allow_nan=False) for record in run.records)

@@ -270,7 +270,8 @@ class Federation:
         losses = mean_losses(uploads or answers.received)
         asked = [k for k in chosen if k not in answers.dropped]
         left_out = sorted(set(asked) - {upload.client for upload in answers.received})  # on Flower
-        diverged = not all(map(math.isfinite, losses.values()))
+        none_is_left = bool(answers.rejected) and not uploads
+        diverged = none_is_left or not all(map(math.isfinite, losses.values()))
         if diverged and not self.has_diverged:
             self.has_diverged = True
             self.say(f"{self.spec.method} has diverged in round {round}: try a smaller --lr")

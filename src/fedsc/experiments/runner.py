@@ -35,6 +35,7 @@ from .folder import CLIENTS, FORMAT, RunFolder, environment
 
 # Often enough that little is lost, seldom enough that writing costs nothing worth noticing.
 CHECKPOINT_SECONDS = 30.0
+MOST_CHECKPOINTING = 0.02  # of a run's time: where writing takes long, it is done less often
 
 ModelFactory = Callable[[tuple[int, int, int], int], nn.Module]
 
@@ -127,7 +128,10 @@ def execute(
     resume: bool = False,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> Run:
-    """Run a specification on loaded data; with `resume`, go on where the folder `out` stopped."""
+    """Run a specification on loaded data; with `resume`, go on where the folder `out` stopped.
+
+    With `checkpoint_seconds` 0 there is a checkpoint after every round.
+    """
     progress = progress or Silent()
     resume = resume and out is not None and (out / "spec.json").exists()
     if resume and out is not None:
@@ -159,16 +163,19 @@ def carry_out(
             begin(folder, federation, model_name)
     label = f"{spec.method} seed {spec.seed}"
     progress.start(label, spec.rounds, federation.images_per_round(), federation.round)
-    last_checkpoint = time.monotonic()
+    last_checkpoint, wait = time.monotonic(), checkpoint_seconds
     try:
         for record in federation.rounds():
             records.append(record)
             if folder is not None:
                 folder.append_record(record)
-                due = time.monotonic() - last_checkpoint >= checkpoint_seconds
-                if due or federation.round == spec.rounds:
+                began = time.monotonic()
+                if began - last_checkpoint >= wait or federation.round == spec.rounds:
                     folder.save_checkpoint(federation, record["accuracy"])
                     last_checkpoint = time.monotonic()
+                    if checkpoint_seconds:
+                        cost = last_checkpoint - began
+                        wait = max(checkpoint_seconds, cost / MOST_CHECKPOINTING)
             progress.round_done(record)
     except TooFewClientsError:
         if folder is not None and records:

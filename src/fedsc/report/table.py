@@ -19,6 +19,11 @@ def percent(values: list[Number]) -> str:
     return f"{statistics.mean(numbers):.2f}" if numbers else "-"
 
 
+def short_percent(values: list[Number]) -> str:
+    """`4.2`, and nothing is zero."""
+    return f"{statistics.mean(100 * (value or 0) for value in values):.1f}"
+
+
 def percent_with_spread(values: list[Number]) -> str:
     """`88.13 ± 0.40`: mean and standard deviation over seeds."""
     numbers = [100 * value for value in values if value is not None]
@@ -60,7 +65,7 @@ COLUMNS: list[Column] = [
     ("nearest\nproto", last_value("nearest_prototype"), percent),
     ("worst\nclient", last_value("client_worst"), percent),
     ("ECE", last_value("ece"), percent),
-    ("clients\nlost", lost_share, percent),
+    ("lost", lost_share, short_percent),
     ("MB\nup", last_value("bytes_up"), megabytes),
     ("MB\ndown", last_value("bytes_down"), megabytes),
 ]
