@@ -3,8 +3,8 @@
     python benchmarks/attacks.py
 
 digits, ten clients under NID1 0.2, 20 rounds of 5 epochs, three seeds. Runs are kept in
-runs/attacks: what is finished is not run again, and two processes share the work. About half an
-hour on one core.
+runs/attacks: what is finished is not run again, and two processes started like this share the work
+(about twenty minutes on two busy cores).
 """
 
 from __future__ import annotations
