@@ -206,7 +206,7 @@ class Federation:
         privacy = Privacy(spec.dp_unit, spec.dp_clip, feature_clip=spec.dp_feature_clip)
         privacy = dataclasses.replace(privacy, delta=spec.delta)
         refuse_unsound(privacy, self.method, self.model)
-        sizes = [client.num_samples for client in self.clients]
+        sizes = [max(1, client.num_samples) for client in self.clients]  # 0: on another machine
         steps, rates = steps_and_rates(sizes, spec.batch_size, spec.epochs)
         if spec.dp_unit == "client":  # of a client there is one update a round
             steps, rates = tuple(1 for _ in sizes), tuple(1.0 for _ in sizes)

@@ -34,7 +34,8 @@ def rebuild(
     run: RunData, data_dir: Path | None = None, decoding: DecodingProgress | None = None
 ) -> Federation:
     """The federation of a run as it was before its first round, on the device that is here."""
-    fields = {field.name: run.spec[field.name] for field in dataclasses.fields(RunSpec)}
+    names = [field.name for field in dataclasses.fields(RunSpec)]
+    fields = {name: run.spec[name] for name in names if name in run.spec}  # older runs have fewer
     # Whatever computed the run, looking into it takes the readable engine in full precision.
     here = {"device": "auto", "engine": "sequential", "precision": "fp32"}
     try:

@@ -106,6 +106,11 @@ def find_folders(paths: list[Path]) -> tuple[list[Path], list[str]]:
     return list(folders.values()), skipped
 
 
+PRIVACY_OPTIONS = (
+    *("target_epsilon", "delta", "dp_clip", "dp_noise", "dp_feature_clip", "dp_prototype_noise"),
+)
+
+
 def setting_of(spec: dict[str, Any]) -> str:
     """What the clients had to cope with, in a few words: runs with the same can be compared."""
     words = [spec["partition"].replace("nid", "NID").replace(":", " ")]
@@ -122,6 +127,10 @@ def setting_of(spec: dict[str, Any]) -> str:
     words.append("1 epoch" if spec["epochs"] == 1 else f"{spec['epochs']} epochs")
     words.append(spec["model"])
     words += attack_of(spec)
+    if spec.get("dp_unit", "none") != "none":  # older runs do not have it
+        given = {name: spec[name] for name in PRIVACY_OPTIONS if spec[name] is not None}
+        amounts = (f"{name.replace('_', ' ')} {value:g}" for name, value in given.items())
+        words.append(f"private for one {spec['dp_unit']} ({', '.join(amounts)})")
     return ", ".join(words)
 
 
