@@ -84,8 +84,8 @@ def read_run_config(config: Config) -> tuple[NodeOptions, list[Job]]:
     for name in ("dp_unit", "attack", "dropout", "straggler"):
         if settings.get(name, "none") not in ("none", "", 0, 0.0):
             raise FedscError(
-                f"{as_key(name)} = {settings[name]} is for simulations by fedsc run: on Flower nodes "
-                "fail by themselves, and noise drawn from a seed that the server knows hides nothing"
+                f"{as_key(name)} = {settings[name]} is for simulations by fedsc run: on Flower "
+                "nodes fail by themselves, and noise from a seed that the server knows hides nothing"
             )
     jobs = [
         make_job(
