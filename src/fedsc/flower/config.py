@@ -85,7 +85,7 @@ def read_run_config(config: Config) -> tuple[NodeOptions, list[Job]]:
         if settings.get(name, "none") not in ("none", "", 0, 0.0):
             raise FedscError(
                 f"{as_key(name)} = {settings[name]} is for simulations by fedsc run: on Flower "
-                "nodes fail by themselves, and noise from a seed that the server knows hides nothing"
+                "nodes fail by themselves, and noise from a seed the server knows hides nothing"
             )
     jobs = [
         make_job(
