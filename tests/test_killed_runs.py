@@ -17,9 +17,9 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from fedsc import FedscError, Run
+from fedsc import Federation, FedscError, Run
 from fedsc.experiments.checkpoint import unseal
-from fedsc.experiments.folder import is_run
+from fedsc.experiments.folder import RunFolder, is_run
 from fedsc.experiments.runner import execute, load
 from fedsc.methods import method_from_text
 from fedsc.progress import Silent
@@ -192,6 +192,24 @@ def test_the_last_two_checkpoints_and_the_best_are_kept_with_their_clients(tmp_p
 
 def open_lines(path: Path) -> list[str]:
     return path.read_text().splitlines()
+
+
+def test_slow_checkpoints_are_written_less_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes half a second, so the next is due after 25: only the first and the last are."""
+    written: list[int] = []
+    save_checkpoint = RunFolder.save_checkpoint
+
+    def slow(folder: RunFolder, federation: Federation, accuracy: float) -> None:
+        time.sleep(0.5)
+        written.append(federation.round)
+        save_checkpoint(folder, federation, accuracy)
+
+    monkeypatch.setattr(RunFolder, "save_checkpoint", slow)
+    method = method_from_text(SPEC.method)
+    execute(SPEC, load(SPEC), method, None, tmp_path / "run", checkpoint_seconds=1e-6)
+    assert written == [1, 6]
 
 
 def test_equal_runs_have_equal_files_whatever_their_checkpoints(cut: Path, tmp_path: Path) -> None:
