@@ -21,7 +21,6 @@ from .data.dataset import Dataset
 from .data.episodes import draw_episodes
 from .data.partition import Indices, class_count_table, partition
 from .data.plan import cohort, cohort_size
-from .data.randomness import generator
 from .data.subset import first_of_each_class, long_tail
 from .engines.graphs import CannotCaptureError, GraphEngine, default_slots
 from .engines.local import (
@@ -42,16 +41,7 @@ from .faults import Answers, TooFewClientsError, draw_faults, find_unusable
 from .method import Method, Task, Upload
 from .models import check_model
 from .models.outputs import Outputs
-from .privacy import (
-    Ledger,
-    Privacy,
-    noised_mean_model,
-    pooled_prototypes,
-    refuse_unsound,
-    solve_noise,
-    steps_and_rates,
-    with_noise,
-)
+from .privacy import Ledger, hide_clients, make_ledger
 from .spec import RunSpec
 from .state import State, num_bytes, to_device
 from .store import ClientStore
@@ -201,36 +191,11 @@ class Federation:
         return GraphEngine(*common, largest, devices, slots, spec.compile, self.say)
 
     def _make_ledger(self) -> Ledger:
-        """The mechanisms of differential privacy, their noise solved for where that was asked."""
-        spec = self.spec
-        privacy = Privacy(spec.dp_unit, spec.dp_clip, feature_clip=spec.dp_feature_clip)
-        privacy = dataclasses.replace(privacy, delta=spec.delta)
-        refuse_unsound(privacy, self.method, self.model)
-        sizes = [max(1, client.num_samples) for client in self.clients]  # 0: on another machine
-        steps, rates = steps_and_rates(sizes, spec.batch_size, spec.epochs)
-        if spec.dp_unit == "client":  # of a client there is one update a round
-            steps, rates = tuple(1 for _ in sizes), tuple(1.0 for _ in sizes)
-        number = self.task.num_clients, self.task.cohort_size
+        spec, number = self.spec, (self.task.num_clients, self.task.cohort_size)
         rounds = range(1, spec.rounds + 1) if spec.dp_unit != "none" else ()
         cohorts = tuple(tuple(cohort(spec.seed, round, *number)) for round in rounds)
-        shows = bool(self.method.moments(1))
-        surveys = self.method.surveys_before_training()
-        ledger = Ledger(privacy, rates, steps, cohorts, shows, surveys)
-        if spec.target_epsilon is None:
-            privacy = with_noise(privacy, spec.dp_noise, spec.dp_prototype_noise)
-            bare = [] if privacy.noise else ["weights"]
-            bare += ["prototypes"] if shows and not privacy.prototype_noise else []
-            if bare and (privacy.noise or privacy.prototype_noise):
-                self.say(f"epsilon is infinite: {' and '.join(bare)} leave without noise")
-        elif shows and privacy.feature_clip is None:
-            raise FedscError(
-                f"target_epsilon needs dp_feature_clip: {self.method.name} sends prototypes too"
-            )
-        else:
-            self.say(f"looking for the noise that spends epsilon {spec.target_epsilon:g}")
-            privacy = solve_noise(ledger, spec.target_epsilon, spec.dp_prototype_noise)
-            self.say(f"noise {privacy.noise:.3g}, on prototypes {privacy.prototype_noise:.3g}")
-        return dataclasses.replace(ledger, privacy=privacy)
+        sizes = [client.num_samples for client in self.clients]
+        return make_ledger(spec, self.method, self.model, sizes, cohorts, self.say)
 
     def images_per_round(self) -> int:
         """Images a round trains on, for a cohort of average size."""
@@ -243,7 +208,9 @@ class Federation:
             chosen = cohort(self.spec.seed, 1, self.task.num_clients, self.task.cohort_size)
             uploads = self.fit(0, chosen)
             if uploads:
-                sent = self.hide_clients(0, uploads)
+                sent = hide_clients(
+                    self.ledger.privacy, uploads, self.server["model"], self.spec.seed, 0
+                )
                 surveyed = self.method.aggregate(self.server, sent, self.records)
                 self.server = {**surveyed, "model": self.server["model"]}
         while self.round < self.spec.rounds:
@@ -259,7 +226,9 @@ class Federation:
         uploads = answers.uploads
         fitted = time.perf_counter()
         if uploads:
-            sent = self.hide_clients(round, uploads)
+            sent = hide_clients(
+                self.ledger.privacy, uploads, self.server["model"], self.spec.seed, round
+            )
             self.server = self.method.aggregate(self.server, sent, self.records)
         aggregated = time.perf_counter()
         measured = self.evaluate()
@@ -365,37 +334,6 @@ class Federation:
         if self.method.aggregation not in ("samples", "uniform"):
             record["aggregation"] = self.method.aggregation
         return record
-
-    def hide_clients(self, round: int, uploads: list[Upload]) -> list[Upload]:
-        """Unit client: every upload becomes the noised mean over all, and they differ no more.
-
-        Whatever a method then makes of them, it makes of that mean alone.
-        """
-        privacy = self.ledger.privacy
-        if privacy.unit != "client":
-            return uploads
-        ordered = sorted(uploads, key=lambda upload: upload.client)
-        keys = self.spec.seed, round
-        if privacy.clip is not None:
-            model = noised_mean_model(
-                self.server["model"],
-                [upload.model for upload in ordered],
-                privacy.clip,
-                privacy.noise,
-                generator("update_noise", *keys),
-            )
-            uploads = [dataclasses.replace(u, model=model, num_samples=1) for u in uploads]
-        if privacy.feature_clip is not None and ordered[0].extra:
-            prototypes, exists = pooled_prototypes(
-                torch.stack([upload.extra["prototypes"] for upload in ordered]),
-                torch.stack([upload.extra["counts"] for upload in ordered]) > 0,
-                privacy.feature_clip,
-                privacy.prototype_noise,
-                generator("prototype_noise", *keys),
-            )
-            extra = {"prototypes": prototypes, "counts": exists.to(prototypes)}
-            uploads = [dataclasses.replace(upload, extra=extra) for upload in uploads]
-        return uploads
 
     def say(self, line: str) -> None:
         """Something the user should know, once."""

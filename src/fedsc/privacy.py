@@ -20,7 +20,7 @@ import functools
 import importlib
 import math
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -28,8 +28,10 @@ import torch
 from torch import Tensor, nn
 
 from .data.plan import steps_per_epoch
+from .data.randomness import generator
 from .errors import FedscError
-from .method import Method
+from .method import Method, Upload
+from .spec import RunSpec
 from .state import State
 
 Unit = Literal["none", "record", "client"]
@@ -158,6 +160,38 @@ def pooled_prototypes(
 
 
 # Accounting ---------------------------------------------------------------------------------------
+
+
+def hide_clients(
+    privacy: Privacy, uploads: list[Upload], global_model: State, seed: int, round: int
+) -> list[Upload]:
+    """Unit client: every upload becomes the noised mean over all, and they differ no more.
+
+    Whatever a method then makes of them, it makes of that mean alone.
+    """
+    if privacy.unit != "client":
+        return uploads
+    ordered = sorted(uploads, key=lambda upload: upload.client)
+    if privacy.clip is not None:
+        model = noised_mean_model(
+            global_model,
+            [upload.model for upload in ordered],
+            privacy.clip,
+            privacy.noise,
+            generator("update_noise", seed, round),
+        )
+        uploads = [dataclasses.replace(u, model=model, num_samples=1) for u in uploads]
+    if privacy.feature_clip is not None and ordered[0].extra:
+        prototypes, exists = pooled_prototypes(
+            torch.stack([upload.extra["prototypes"] for upload in ordered]),
+            torch.stack([upload.extra["counts"] for upload in ordered]) > 0,
+            privacy.feature_clip,
+            privacy.prototype_noise,
+            generator("prototype_noise", seed, round),
+        )
+        extra = {"prototypes": prototypes, "counts": exists.to(prototypes)}
+        uploads = [dataclasses.replace(upload, extra=extra) for upload in uploads]
+    return uploads
 
 
 class Release(NamedTuple):
@@ -317,6 +351,46 @@ def steps_and_rates(
     pairs = list(zip(sizes, batches, strict=True))
     steps = tuple(epochs * steps_per_epoch(size, batch) for size, batch in pairs)
     return steps, tuple(batch / size for size, batch in pairs)
+
+
+def make_ledger(
+    spec: RunSpec,
+    method: Method,
+    model: nn.Module,
+    sizes: Sequence[int],
+    cohorts: tuple[tuple[int, ...], ...],
+    say: Callable[[str], None],
+) -> Ledger:
+    """The mechanisms of a run, their noise solved for where that was asked.
+
+    `sizes` are the clients' numbers of images, 0 for those on other machines; `cohorts` who takes
+    part in each round.
+    """
+    privacy = Privacy(
+        spec.dp_unit, spec.dp_clip, feature_clip=spec.dp_feature_clip, delta=spec.delta
+    )
+    refuse_unsound(privacy, method, model)
+    here = [max(1, size) for size in sizes]
+    steps, rates = steps_and_rates(here, spec.batch_size, spec.epochs)
+    if spec.dp_unit == "client":  # of a client there is one update a round
+        steps, rates = tuple(1 for _ in sizes), tuple(1.0 for _ in sizes)
+    shows = bool(method.moments(1))
+    ledger = Ledger(privacy, rates, steps, cohorts, shows, method.surveys_before_training())
+    if spec.target_epsilon is None:
+        privacy = with_noise(privacy, spec.dp_noise, spec.dp_prototype_noise)
+        bare = [] if privacy.noise else ["weights"]
+        bare += ["prototypes"] if shows and not privacy.prototype_noise else []
+        if bare and (privacy.noise or privacy.prototype_noise):
+            say(f"epsilon is infinite: {' and '.join(bare)} leave without noise")
+    elif shows and privacy.feature_clip is None:
+        raise FedscError(
+            f"target_epsilon needs dp_feature_clip: {method.name} sends prototypes too"
+        )
+    else:
+        say(f"looking for the noise that spends epsilon {spec.target_epsilon:g}")
+        privacy = solve_noise(ledger, spec.target_epsilon, spec.dp_prototype_noise)
+        say(f"noise {privacy.noise:.3g}, on prototypes {privacy.prototype_noise:.3g}")
+    return dataclasses.replace(ledger, privacy=privacy)
 
 
 # What can be private ------------------------------------------------------------------------------
