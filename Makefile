@@ -38,5 +38,5 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[report,track,dev]' -c constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[report,track,flower,export,privacy,dev]' -c constraints.txt
 	touch $@

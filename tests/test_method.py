@@ -96,7 +96,7 @@ class Sample(Method):
         ({"limit": -1}, ["limit = -1", "at least 0"]),
         ({"kind": "gren"}, ["'gren'", "did you mean 'green'", "red, green"]),
         ({"loud": 1}, ["loud = 1", "true or false"]),
-        ({"aggregation": "median"}, ["'median'", "samples, uniform"]),
+        ({"aggregation": "mode"}, ["'mode'", "samples, uniform"]),
     ],
 )
 def test_a_wrong_value_is_named_with_what_is_allowed(
@@ -159,6 +159,7 @@ def test_options_of_a_class() -> None:
     found = {opt.name: opt for opt in options_of(Sample)}
     assert list(found) == [
         "aggregation",
+        "trim",
         "logit_adjustment",
         "share",
         "steps",

@@ -42,8 +42,7 @@ def test_it_behaves_like_a_dict_whatever_the_limit(tmp_path: Path) -> None:
             elif action < 0.6 and client in reference:
                 del store[client], reference[client]
             elif action < 0.7:
-                store.save()
-                store.discard_unused()
+                store.discard_unused(store.save().values())
             assert (client in store) == (client in reference)
             if client in reference:
                 assert value_of(store[client]) == reference[client]
@@ -66,7 +65,7 @@ def test_what_a_checkpoint_names_is_there_whatever_is_written_afterwards(tmp_pat
     for client in range(5):
         store[client] = state(client)
     files = store.save()
-    store.discard_unused()
+    store.discard_unused(files.values())
     for client in range(5):  # the next round, killed before its checkpoint
         store[client] = state(100 + client)
     restarted = ClientStore("memory", 2_000, tmp_path)
@@ -74,7 +73,7 @@ def test_what_a_checkpoint_names_is_there_whatever_is_written_afterwards(tmp_pat
     assert [value_of(restarted[client]) for client in range(5)] == list(range(5))
     restarted[0] = state(7)
     files = restarted.save()
-    restarted.discard_unused()
+    restarted.discard_unused(files.values())
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(files.values())
     assert [value_of(restarted[client]) for client in range(5)] == [7, 1, 2, 3, 4]
 

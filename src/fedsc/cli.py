@@ -516,3 +516,85 @@ def theory(
     if out is not None:
         draw_theory(data, found, out)
         console.print(f"picture in {out}", soft_wrap=True)
+
+
+@app.command("export")
+def export_model(
+    run: Path = typer.Argument(help="run folder"),
+    out: Path = typer.Option(Path("model"), help="folder for the files"),
+    data_dir: Path | None = DATA_DIR,
+) -> None:
+    """Write a run's model for other programs: torch.export and ONNX, normalisation inside."""
+    from .experiments.trained import export, has_onnx, load_trained
+
+    trained = load_trained(run, data_dir)
+    if not has_onnx():
+        console.print("No ONNX file: for one, pip install 'fedsc[export]'", highlight=False)
+    with console.status("exporting"):
+        written = list(export(trained, out))
+    console.print("Written: " + ", ".join(map(str, written)), soft_wrap=True, highlight=False)
+
+
+@app.command("predict")
+def predict(
+    run: Path = typer.Argument(help="run folder"),
+    paths: list[Path] = typer.Argument(help="images, folders of images, or .npz files with x"),
+    by: str = typer.Option("classifier", help="classifier or prototype (the nearest by cosine)"),
+    top: int = typer.Option(1, help="classes to show for each image", min=1),
+    csv: Path | None = typer.Option(None, help="write all probabilities to this file as well"),
+    data_dir: Path | None = DATA_DIR,
+) -> None:
+    """Classify new images with the model of a run."""
+    from .experiments.trained import load_trained, probabilities_as_csv, read_images
+
+    if by not in ("classifier", "prototype"):
+        raise unknown("value for --by", by, ("classifier", "prototype"))
+    trained = load_trained(run, data_dir)
+    names, images = read_images(paths, trained.image_shape)
+    probabilities = trained.probabilities(images, by)  # type: ignore[arg-type]
+    if csv is not None:
+        write_atomically(csv, probabilities_as_csv(names, trained.classes, probabilities).encode())
+    best = probabilities.topk(min(top, len(trained.classes)), dim=1)
+    for name, values, labels in zip(names, *best, strict=True):
+        found = (f"{trained.classes[j]} {p:.1%}" for p, j in zip(values, labels, strict=True))
+        console.print(f"{name}: {', '.join(found)}", soft_wrap=True, highlight=False, markup=False)
+
+
+flower_app = typer.Typer(help="The same methods across machines, on Flower.")
+app.add_typer(flower_app, name="flower")
+
+
+@flower_app.callback(invoke_without_command=True)
+def flower(context: typer.Context) -> None:
+    """The same methods across machines, on Flower (docs/deploy.md)."""
+    try:
+        import flwr  # noqa: F401
+    except ImportError:
+        raise FedscError("Flower is not installed; run: pip install 'fedsc[flower]'") from None
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit
+
+
+@flower_app.command("setup")
+def flower_setup(
+    folder: Path = typer.Argument(help="new folder for everything"),
+    nodes: int = typer.Option(3, help="number of nodes", min=1),
+    address: str = typer.Option("localhost:9092", help="HOST:PORT at which nodes find the server"),
+) -> None:
+    """Write all that a federation needs: app, TLS certificates, node keys, start scripts."""
+    from .flower.setup import write_federation
+
+    commands = write_federation(folder, nodes, address)
+    console.print("Type, each in a terminal of its own:")
+    for number, command in enumerate(commands, 1):
+        console.print(f"  {number}. {command}", soft_wrap=True, highlight=False)
+
+
+@flower_app.command("app")
+def flower_application(folder: Path = typer.Argument(help="folder for the app")) -> None:
+    """Write the Flower app, for a SuperLink that runs already."""
+    from .flower.setup import write_app
+
+    write_app(folder)
+    console.print(f"The app is in {folder}; run it with: flwr run {folder}", soft_wrap=True)

@@ -66,14 +66,15 @@ def evaluate(
     somewhere = shares.sum(1) > 0
     shares = shares[somewhere] / shares[somewhere].sum(1, keepdim=True)
     by_client = shares @ per_class
+    known_clients = len(by_client) > 0  # nodes that bring their own data do not tell
     found: dict[str, Any] = {
         "accuracy": float(right.mean()),
         "per_class": [
             round(value, 6) if there else None
             for value, there in zip(per_class.tolist(), tested.tolist(), strict=True)
         ],
-        "client_mean": float(by_client.mean()),
-        "client_worst": float(by_client.min()),
+        **({"client_mean": float(by_client.mean())} if known_clients else {}),
+        **({"client_worst": float(by_client.min())} if known_clients else {}),
         "ece": calibration_error(logits, labels),
     }
     if long_tailed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import math
 import sys
 import time
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from .attacks import attacked, choose_attackers, flip_labels
 from .data.dataset import Dataset
 from .data.episodes import draw_episodes
 from .data.partition import Indices, class_count_table, partition
@@ -23,6 +25,7 @@ from .data.subset import first_of_each_class, long_tail
 from .engines.graphs import CannotCaptureError, GraphEngine, default_slots
 from .engines.local import (
     ClientData,
+    Engine,
     OnImages,
     Precision,
     Training,
@@ -34,9 +37,11 @@ from .engines.sequential import SequentialEngine
 from .engines.workers import WorkerEngine, can_fork
 from .errors import FedscError
 from .evaluation import EVALUATION_BATCH, evaluate, evaluate_few_shot, run_model
+from .faults import Answers, TooFewClientsError, draw_faults, find_unusable
 from .method import Method, Task, Upload
 from .models import check_model
 from .models.outputs import Outputs
+from .privacy import Ledger, hide_clients, make_ledger
 from .spec import RunSpec
 from .state import State, num_bytes, to_device
 from .store import ClientStore
@@ -73,6 +78,10 @@ def choose_engine(
         engine = "workers"
     else:
         engine = "sequential"
+    if spec.dp_unit == "record" and engine == "graphs":
+        if spec.engine == "graphs":
+            raise FedscError("--engine graphs cannot do --dp-unit record: take --engine sequential")
+        engine = "sequential"
     if engine == "workers" and on_gpu:
         raise FedscError("--engine workers is for the CPU: leave it out, or add --device cpu")
     if engine == "workers" and not can_fork():
@@ -93,20 +102,29 @@ class Federation:
         model: nn.Module,
         on_images: OnImages = lambda number: None,
         client_folder: Path | None = None,
+        parts: list[Indices] | None = None,
     ) -> None:
         self.device = device = data.train_images.device
         self.spec, self.data, self.method, self.on_images = spec, data, method, on_images
-        self.parts = split_training_data(spec, data)
+        self.parts = split_training_data(spec, data) if parts is None else parts
         labels = data.train_labels.cpu().numpy()
         counts = class_count_table(labels, self.parts, data.num_classes)
         self.class_counts = torch.from_numpy(counts)  # (K, C)
+        self.attackers = choose_attackers(spec.seed, spec.num_clients, spec.attackers or 0.0)
+        if spec.attack == "poisoned-prototypes" and method.sent_prototypes is None:
+            raise FedscError(f"{method.name} sends no prototypes that an attacker could poison")
+        self.local_data = self._data_as_trained_on()
+        labels = self.local_data.train_labels.cpu().numpy()
+        local_counts = torch.from_numpy(class_count_table(labels, self.parts, data.num_classes))
         self.clients = [
             ClientData(k, torch.from_numpy(part).to(device), row.float().to(device))
-            for k, (part, row) in enumerate(zip(self.parts, self.class_counts, strict=True))
+            for k, (part, row) in enumerate(zip(self.parts, local_counts, strict=True))
         ]
 
         feature_dim = check_model(model, data.image_shape, data.num_classes)
         size = cohort_size(spec.num_clients, spec.participation)
+        if spec.min_clients > size:
+            raise FedscError(f"min_clients = {spec.min_clients}: a round has {size} clients only")
         task = Task(spec.num_clients, size, data.num_classes, feature_dim, spec.rounds, spec.seed)
         self.model = channels_last(method.adapt_model(model, task).to(device))
         # The method may have changed the network: ask it again what it gives.
@@ -114,8 +132,10 @@ class Federation:
         names = tuple(name for name, p in self.model.named_parameters() if p.requires_grad)
         self.task = dataclasses.replace(task, feature_dim=feature_dim, trainable=names)
         self._check_single_samples()
+        self.ledger = self._make_ledger()
+        self.engine_name: str
         self.engine_name, self.precision = choose_engine(spec, device, size)
-        self.engine = self._make_engine()
+        self.engine: Engine = self._make_engine()
         self.episodes = (
             draw_episodes(data.test_labels, spec.episodes, spec.ways, spec.shots, spec.queries)
             if data.few_shot
@@ -129,7 +149,18 @@ class Federation:
         self.memories = ClientStore("memory", limit, client_folder)  # the clients' own
         self.records = ClientStore("record", limit, client_folder)  # what the server keeps of them
         self.round = 0  # rounds finished
-        self.has_diverged = False
+        self.has_diverged = self.has_rejected = False
+
+    def _data_as_trained_on(self) -> Dataset:
+        """The data set, with other labels where attackers flip them."""
+        data = self.data
+        if self.spec.attack != "label-flip" or not self.attackers:
+            return data
+        labels = data.train_labels.clone()
+        own = torch.from_numpy(np.concatenate([self.parts[k] for k in self.attackers]))
+        own = own.to(labels.device)
+        labels[own] = flip_labels(labels[own], data.num_classes)
+        return dataclasses.replace(data, train_labels=labels)
 
     def _make_engine(self) -> SequentialEngine | WorkerEngine | GraphEngine:
         spec = self.spec
@@ -144,8 +175,9 @@ class Federation:
             clip_norm=spec.clip_norm,
             augment=augment == "crop-flip",
             precision=self.precision,
+            privacy=self.ledger.privacy,
         )
-        common = self.method, self.model, self.task, self.data, training
+        common = self.method, self.model, self.task, self.local_data, training
         if self.engine_name == "sequential":
             return SequentialEngine(*common)
         if self.engine_name == "workers":
@@ -158,6 +190,13 @@ class Federation:
         largest = max(client.num_samples for client in self.clients)
         return GraphEngine(*common, largest, devices, slots, spec.compile, self.say)
 
+    def _make_ledger(self) -> Ledger:
+        spec, number = self.spec, (self.task.num_clients, self.task.cohort_size)
+        rounds = range(1, spec.rounds + 1) if spec.dp_unit != "none" else ()
+        cohorts = tuple(tuple(cohort(spec.seed, round, *number)) for round in rounds)
+        sizes = [client.num_samples for client in self.clients]
+        return make_ledger(spec, self.method, self.model, sizes, cohorts, self.say)
+
     def images_per_round(self) -> int:
         """Images a round trains on, for a cohort of average size."""
         total = sum(client.num_samples for client in self.clients)
@@ -167,8 +206,13 @@ class Federation:
         """Run the rounds that are left."""
         if self.round == 0 and self.method.surveys_before_training():
             chosen = cohort(self.spec.seed, 1, self.task.num_clients, self.task.cohort_size)
-            surveyed = self.method.aggregate(self.server, self.fit(0, chosen), self.records)
-            self.server = {**surveyed, "model": self.server["model"]}
+            uploads = self.fit(0, chosen)
+            if uploads:
+                sent = hide_clients(
+                    self.ledger.privacy, uploads, self.server["model"], self.spec.seed, 0
+                )
+                surveyed = self.method.aggregate(self.server, sent, self.records)
+                self.server = {**surveyed, "model": self.server["model"]}
         while self.round < self.spec.rounds:
             record = self.run_round(self.round + 1)
             self.round += 1
@@ -178,17 +222,25 @@ class Federation:
         started = time.perf_counter()
         chosen = cohort(self.spec.seed, round, self.task.num_clients, self.task.cohort_size)
         message_bytes = num_bytes(self.method.broadcast(self.server))
-        uploads = self.fit(round, chosen)
+        answers = self.collect(round, chosen)
+        uploads = answers.uploads
         fitted = time.perf_counter()
-        self.server = self.method.aggregate(self.server, uploads, self.records)
+        if uploads:
+            sent = hide_clients(
+                self.ledger.privacy, uploads, self.server["model"], self.spec.seed, round
+            )
+            self.server = self.method.aggregate(self.server, sent, self.records)
         aggregated = time.perf_counter()
         measured = self.evaluate()
         ended = time.perf_counter()
 
         model_bytes = num_bytes(self.server["model"]) if self.method.shares_weights() else 0
-        images = sum(upload.num_samples for upload in uploads) * self.spec.epochs
-        losses = mean_losses(uploads)
-        diverged = not all(map(math.isfinite, losses.values()))
+        images = sum(upload.num_samples for upload in answers.received) * self.spec.epochs
+        losses = mean_losses(uploads or answers.received)
+        asked = [k for k in chosen if k not in answers.dropped]
+        left_out = sorted(set(asked) - {upload.client for upload in answers.received})  # on Flower
+        none_is_left = bool(answers.rejected) and not uploads
+        diverged = none_is_left or not all(map(math.isfinite, losses.values()))
         if diverged and not self.has_diverged:
             self.has_diverged = True
             self.say(f"{self.spec.method} has diverged in round {round}: try a smaller --lr")
@@ -197,10 +249,14 @@ class Federation:
             **measured,
             "train_loss": losses,
             **({"diverged": True} if diverged else {}),
-            **self.method.diagnostics(self.server, uploads),
+            **({} if self.spec.dp_unit == "none" else {"epsilon": self.ledger.spent(round)}),
+            **(self.method.diagnostics(self.server, uploads) if uploads else {}),
             "cohort": chosen,
-            "bytes_down": len(chosen) * (model_bytes + message_bytes),
-            "bytes_up": sum(model_bytes + num_bytes(upload.extra) for upload in uploads),
+            **({"left_out": left_out} if left_out else {}),
+            **answers.record(),
+            **self._robust_record(chosen),
+            "bytes_down": len(asked) * (model_bytes + message_bytes),
+            "bytes_up": sum(model_bytes + num_bytes(upload.extra) for upload in answers.received),
             "timing": {
                 "seconds": ended - started,
                 "fit_seconds": fitted - started,
@@ -212,7 +268,43 @@ class Federation:
         return {name: _finite(value) for name, value in record.items()}
 
     def fit(self, round: int, chosen: list[int]) -> list[Upload]:
-        """Broadcast to the chosen clients, and train them."""
+        """The uploads of a round that can be used."""
+        return self.collect(round, chosen).uploads
+
+    def collect(self, round: int, chosen: list[int]) -> Answers:
+        """Have the chosen clients train, and sort what comes back."""
+        spec = self.spec
+        chances = spec.dropout, spec.straggler
+        dropped, late = draw_faults(spec.seed, round, self.task.num_clients, *chances)
+        results = self.train(round, [k for k in chosen if k not in dropped])
+        received = [upload for upload, _ in results]
+        in_time = [upload for upload in received if upload.client not in late]
+        rejected = find_unusable(in_time, self.server["model"])
+        answers = Answers(
+            uploads=[upload for upload in in_time if upload.client not in rejected],
+            dropped=[k for k in chosen if k in dropped],
+            late=[upload.client for upload in received if upload.client in late],
+            rejected=rejected,
+            received=received,
+        )
+        if rejected and not self.has_rejected:
+            self.has_rejected = True
+            client, reason = next(iter(rejected.items()))
+            self.say(
+                f"{spec.method}: client {client}'s upload is rejected in round {round}, {reason}; "
+                "this and others are in the records of the rounds"
+            )
+        if len(answers.uploads) < spec.min_clients:
+            raise TooFewClientsError(round, answers, spec.min_clients)
+        for upload, memory in results:
+            if memory and upload.client not in rejected:
+                self.memories[upload.client] = memory
+        return answers
+
+    def train(self, round: int, chosen: list[int]) -> list[tuple[Upload, State]]:
+        """Broadcast to the chosen clients, and train them; each one's upload and new memory."""
+        if not chosen:
+            return []
         message = self.method.broadcast(self.server)
         clients = [self.clients[k] for k in chosen]
         arguments = round, clients, self.server["model"], message, self.memory_of, self.on_images
@@ -225,10 +317,23 @@ class Federation:
             results = list(self.engine.fit(*arguments))
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # once a round, so that its timing is true
-        for upload, memory in results:
-            if memory:
-                self.memories[upload.client] = memory
-        return [upload for upload, _ in results]
+        return [(self._as_sent(upload), memory) for upload, memory in results]
+
+    def _as_sent(self, upload: Upload) -> Upload:
+        """An upload as the server gets it: an attacker's is not what training left."""
+        if self.spec.attack is None or upload.client not in self.attackers:
+            return upload
+        key = self.method.sent_prototypes
+        return attacked(self.spec.attack, upload, self.server["model"], key)
+
+    def _robust_record(self, chosen: list[int]) -> Record:
+        """Who attacked and which robust rule was in force, in rounds where there was any."""
+        record: Record = {}
+        if self.spec.attack is not None:
+            record["attackers"] = [client for client in chosen if client in self.attackers]
+        if self.method.aggregation not in ("samples", "uniform"):
+            record["aggregation"] = self.method.aggregation
+        return record
 
     def say(self, line: str) -> None:
         """Something the user should know, once."""
@@ -240,7 +345,9 @@ class Federation:
 
     def evaluate(self) -> Record:
         """Measure the global model, or where there is none the clients', on the test set."""
-        each = map(self._test_outputs, self.method.evaluated_models(self.server, self.memories))
+        models = self.method.evaluated_models(self.server, self.memories)
+        first = next(models, self.server["model"])  # nobody has a model of its own yet
+        each = map(self._test_outputs, itertools.chain([first], models))
         if self.episodes is not None:
             return mean_records(
                 evaluate_few_shot(self.method.embedding(output.features), self.episodes)
@@ -267,8 +374,9 @@ class Federation:
 
     def _check_single_samples(self) -> None:
         """Batch normalisation has no variance over one value: say so before training starts."""
-        smallest = min(self.clients, key=lambda client: client.num_samples)
-        if min(smallest.num_samples, self.spec.batch_size) > 1:
+        here = [client for client in self.clients if client.num_samples]  # on Flower not all are
+        smallest = min(here, key=lambda client: client.num_samples, default=None)
+        if smallest is None or min(smallest.num_samples, self.spec.batch_size) > 1:
             return
         image = self.data.train_images[:1].float()
         try:
@@ -283,6 +391,8 @@ class Federation:
 
 def mean_losses(uploads: list[Upload]) -> dict[str, float]:
     """Each term of the loss, averaged over clients by their samples."""
+    if not uploads:
+        return {}
     total = sum(upload.num_samples for upload in uploads)
     return {
         name: sum(float(u.losses[name]) * u.num_samples for u in uploads) / total

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -17,17 +18,38 @@ LARGEST_NUMBER = 1e100  # in JSON
 DEEPEST = 50  # nesting of JSON
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+class CannotWriteError(FedscError):
+    """The disk is full, or the place cannot be written to."""
+
+
+def write_atomically(
+    path: Path, content: bytes, make_way: Callable[[], None] = lambda: None
+) -> None:
+    """Write a file; `make_way` is called when its content is on the disk and its name is not."""
     part = path.with_name(path.name + ".part")
     with explain_write_errors(path):
         try:
             part.unlink(missing_ok=True)  # were it a link, writing would change what it leads to
             with open_here(part, "wb") as file:
                 write_through(file, content)
-            os.replace(part, path)
+            make_way()
+            replace(part, path)
         except OSError:
             part.unlink(missing_ok=True)
             raise
+
+
+def replace(old: Path, new: Path) -> None:
+    """Give a file another name, for good: the folder's entry is on the disk as well."""
+    os.replace(old, new)
+    folder = os.open(new.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a file system that cannot do this for folders
+            raise
+    finally:
+        os.close(folder)
 
 
 def write_through(file: IO[bytes], content: bytes) -> None:
@@ -42,7 +64,7 @@ def explain_write_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise FedscError(
+        raise CannotWriteError(
             f"cannot write {path}: {error.strerror}; make room or choose another place"
         ) from None
 
@@ -62,17 +84,23 @@ def refuse_link(folder: Path) -> None:
         raise FedscError(f"{folder} is a link, and nothing is written through one: remove it")
 
 
-def read_text(path: Path) -> str:
-    """A text file of ours that others may have written. Raises OSError or FedscError."""
+def read_bytes(path: Path, largest: int | None = None) -> bytes:
+    """A file of ours that others may have written. Raises OSError or FedscError."""
     size = path.stat().st_size
     if not path.is_file():  # a device has no end, and a pipe may have no beginning
         raise FedscError(f"{path} is damaged: it is no plain file")
-    if size > LARGEST_TEXT:
-        raise FedscError(
-            f"{path} is damaged: it has {size:,} bytes (allowed: at most {LARGEST_TEXT:,})"
-        )
+    if largest is not None and size > largest:
+        raise FedscError(f"{path} is damaged: it has {size:,} bytes (allowed: at most {largest:,})")
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_bytes()
+    except MemoryError:
+        raise FedscError(f"{path} has {size:,} bytes, which is more than fits in memory") from None
+
+
+def read_text(path: Path) -> str:
+    """Raises OSError or FedscError."""
+    try:
+        return read_bytes(path, LARGEST_TEXT).decode()
     except UnicodeDecodeError as error:
         raise FedscError(f"{path} is damaged: {error}") from None
 
@@ -80,6 +108,17 @@ def read_text(path: Path) -> str:
 def read_json(path: Path) -> Any:
     """The content of a JSON file. Raises OSError or FedscError."""
     return parse_json(read_text(path), path)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file that has to be there. Raises FedscError."""
+    try:
+        found = read_json(path)
+    except OSError as error:
+        raise FedscError(f"{path} is damaged: {error.strerror}") from None
+    if not isinstance(found, dict):
+        raise FedscError(f"{path} is damaged: it holds no JSON object")
+    return found
 
 
 def parse_json(text: str, path: Path) -> Any:

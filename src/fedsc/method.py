@@ -25,13 +25,14 @@ One round, with the hooks in the order they are called:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from . import robust
 from .errors import FedscError
 from .models.outputs import Outputs
 from .options import check, option
@@ -108,9 +109,22 @@ class Method:
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # named sets of hyperparameters
     uses_stages: ClassVar[bool] = False  # whether its loss reads the outputs of the stages
     dataset_defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # where they depend on it
+    sent_prototypes: ClassVar[str | None] = None  # their name in what `upload` returns, if any
+    # Units of differential privacy that hold. "record": the loss is a mean over samples, each term
+    # of its own sample and what was received alone, and `upload` reads no data but the totals
+    # `sums` and `counts`. "client": `upload` gives "prototypes" and "counts", or nothing.
+    private_units: ClassVar[tuple[str, ...]] = ()
 
-    aggregation: Literal["samples", "uniform"] = option(
-        "samples", "average the clients' weights by their number of samples, or all alike"
+    aggregation: Literal["samples", "uniform", "median", "trimmed_mean", "clipped_mean"] = option(
+        "samples",
+        "average the clients' weights by their number of samples, or all alike; robust: median or "
+        "trimmed mean of each weight, or by samples with updates at most as long as the median one",
+    )
+    trim: float = option(
+        0.3,
+        "share of the clients that trimmed_mean leaves out at each end",
+        at_least=0,
+        at_most=0.5,
     )
     logit_adjustment: float = option(
         0.0, "adds this times log(share of the class at the client) to the logits of CE", at_least=0
@@ -150,12 +164,32 @@ class Method:
         `records` is what the server keeps of each client beyond the round. It may be large and lie
         on disk: read and write the records of the round's clients, one at a time.
         """
-        return {**server, "model": self.average(uploads)}
+        return {**server, "model": self.average(uploads, server.get("model"))}
 
-    def average(self, uploads: list[Upload]) -> State:
-        """The mean of the clients' weights, by `aggregation`."""
+    def average(self, uploads: list[Upload], received: State | None = None) -> State:
+        """The clients' weights made one, by `aggregation`; `received` is what they began with."""
+        if self.aggregation in ("median", "trimmed_mean"):
+            return self.middle([upload.model for upload in uploads])
+        if self.aggregation == "clipped_mean":
+            uploads = self.clip(uploads, received)
         uniform = self.aggregation == "uniform"
         return weighted_average(uploads, [1 if uniform else u.num_samples for u in uploads])
+
+    def middle(self, models: list[State]) -> State:
+        """The median or the trimmed mean of models."""
+        if self.aggregation == "median":
+            return robust.combine(models, robust.coordinate_median)
+        return robust.combine(models, lambda values: robust.trimmed_mean(values, self.trim))
+
+    def clip(self, uploads: list[Upload], received: State | None) -> list[Upload]:
+        """The uploads with no update longer than the median one."""
+        if received is None:
+            raise FedscError(
+                f"{self.name}: aggregation=clipped_mean needs the model the clients received: "
+                'call average(uploads, server["model"])'
+            )
+        models = robust.clip_updates([upload.model for upload in uploads], received)
+        return [replace(u, model=model) for u, model in zip(uploads, models, strict=True)]
 
     def diagnostics(self, server: State, uploads: list[Upload]) -> dict[str, float]:
         """Numbers worth a place in the record of the round."""

@@ -21,6 +21,12 @@ from rich.progress import (
 SECONDS_BETWEEN_LINES = 15.0
 
 
+def lost_clients(record: dict[str, Any]) -> str:
+    """`2 of 10 lost`, or nothing where all have sent what can be used."""
+    lost = sum(len(record.get(name, [])) for name in ("dropped", "late", "rejected"))
+    return f"{lost} of {len(record['cohort'])} lost" if lost else ""
+
+
 class Silent:
     """Shows nothing; the base of the two that do."""
 
@@ -46,6 +52,7 @@ class Live(Silent):
             BarColumn(),
             TextColumn("round {task.fields[round]}/{task.fields[rounds]}"),
             TextColumn("accuracy {task.fields[accuracy]}"),
+            TextColumn("{task.fields[lost]}", style="yellow"),
             TextColumn("{task.fields[rate]} images/s"),
             TimeElapsedColumn(),
             TextColumn("left"),
@@ -65,6 +72,7 @@ class Live(Silent):
             rounds=num_rounds,
             accuracy="  --  ",
             rate="--",
+            lost="",
         )
 
     def images(self, number: int) -> None:
@@ -78,6 +86,7 @@ class Live(Silent):
             completed=record["round"] * self.images_per_round,
             round=record["round"],
             accuracy=f"{record['accuracy']:.2%}",
+            lost=lost_clients(record),
         )
 
     def finish(self) -> None:
@@ -104,9 +113,11 @@ class Lines(Silent):
         timing = record["timing"]
         each = (time.perf_counter() - self.began) / (self.round - self.first)
         left = each * (self.num_rounds - self.round)
+        lost = lost_clients(record)
         self.say(
             f"round {self.round}/{self.num_rounds}  accuracy {record['accuracy']:.2%}  "
-            f"{timing['images_per_second']:,.0f} images/s  {left:.0f} s left"
+            + (f"{lost}  " if lost else "")
+            + f"{timing['images_per_second']:,.0f} images/s  {left:.0f} s left"
         )
 
     def say(self, text: str) -> None:

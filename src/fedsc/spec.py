@@ -68,6 +68,18 @@ class RunSpec:
         "auto", "training images: as they are, or cropped and flipped at random"
     )
 
+    dropout: float = option(
+        0.0, "chance that a client of the round is not there", at_least=0, at_most=1
+    )
+    straggler: float = option(
+        0.0, "chance that a client's upload comes too late and is lost", at_least=0, at_most=1
+    )
+    min_clients: int = option(
+        0,
+        "stop when a round has fewer usable uploads; 0: go on, a round without any changes nothing",
+        at_least=0,
+    )
+
     few_shot: int | None = option(
         None, "hold out this many classes for few-shot episodes (fc100: always 20)", at_least=2
     )
@@ -75,6 +87,32 @@ class RunSpec:
     ways: int = option(5, "classes in an episode", at_least=2)
     shots: int = option(5, "support images per class", at_least=1)
     queries: int = option(15, "query images per class", at_least=1)
+
+    attack: Literal["label-flip", "sign-flip", "scaled-update", "poisoned-prototypes"] | None = (
+        option(None, "harm that --attackers do, to test robust options with")
+    )
+    attackers: float | None = option(
+        None, "share of the clients that attack, chosen by the seed", at_least=0, at_most=1
+    )
+    dp_unit: Literal["none", "record", "client"] = option(
+        "none", "differential privacy for one record of a client, or for a whole client"
+    )
+    dp_clip: float | None = option(
+        None, "L2 bound of a record's gradient (unit record) or a client's update", above=0
+    )
+    dp_noise: float = option(0.0, "noise on the weights, in units of dp_clip", at_least=0)
+    dp_feature_clip: float | None = option(
+        None, "L2 bound of each feature (unit client: of each prototype)", above=0
+    )
+    dp_prototype_noise: float | None = option(
+        None,
+        "noise on prototypes, in units of dp_feature_clip, and on counts (default: dp_noise)",
+        at_least=0,
+    )
+    target_epsilon: float | None = option(
+        None, "find the noise with which the whole run spends this much", above=0
+    )
+    delta: float = option(1e-5, "delta of the spent epsilon", above=0, at_most=0.1)
 
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     engine: Literal["auto", "sequential", "workers", "graphs"] = option(
@@ -94,6 +132,30 @@ class RunSpec:
 
     def __post_init__(self) -> None:
         check(self)
+        if self.attack and self.attackers is None:
+            raise FedscError(f"--attack {self.attack} needs --attackers, a share such as 0.3")
+        if self.attackers and not self.attack:
+            raise FedscError(f"--attackers {self.attackers:g} needs --attack, such as sign-flip")
+        self._check_privacy()
+
+    def _check_privacy(self) -> None:
+        """Options of differential privacy that do not go together."""
+        bounds = {"dp_clip": self.dp_clip, "dp_feature_clip": self.dp_feature_clip}
+        noise = {"dp_noise": self.dp_noise, "dp_prototype_noise": self.dp_prototype_noise}
+        asked = {**bounds, **noise, "target_epsilon": self.target_epsilon}
+        given = [name for name, value in asked.items() if value]
+        if given and self.dp_unit == "none":
+            raise FedscError(f"{given[0]} needs dp_unit: record or client")
+        for (bound, limit), (name, amount) in zip(bounds.items(), noise.items(), strict=True):
+            if amount and limit is None:
+                raise FedscError(
+                    f"{name} = {amount:g} needs {bound}: noise without a bound on what "
+                    "it hides protects nothing"
+                )
+        if self.target_epsilon is not None and self.dp_noise:
+            raise FedscError("target_epsilon finds dp_noise: give one of the two")
+        if self.target_epsilon is not None and self.dp_clip is None:
+            raise FedscError("target_epsilon needs dp_clip: weights leave the clients too")
 
     @property
     def num_clients(self) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
 from torch import Tensor
 
 State = dict[str, Any]  # name -> Tensor or State
@@ -41,6 +43,14 @@ def unflatten(flat: dict[str, Tensor]) -> State:
             raise ValueError(f"'{name[:80]}' is both a tensor and a group of tensors")
         inner[last] = tensor
     return state
+
+
+def read_state(content: bytes) -> State:
+    """The nested state in a safetensors file; raises ValueError if it is none."""
+    try:
+        return unflatten(load(content))
+    except (SafetensorError, LookupError, TypeError, RuntimeError) as error:
+        raise ValueError(f"{error}") from None
 
 
 def check_like(state: State, expected: State) -> None:

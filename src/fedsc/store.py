@@ -1,28 +1,28 @@
 """States of many clients in little memory: what was not used for longest lies on disk.
 
-Files are never overwritten. A state that changes gets a new file, and the old one stays until
-`discard_unused` is told that no checkpoint needs it any more: a run killed at any moment finds
-all that its last checkpoint names.
+A file is named by its client and the checksum of its content. A state that changes gets a new file,
+and the old one stays until `discard_unused` is told that no checkpoint needs it any more: a run
+killed at any moment finds all that its checkpoints name, and a damaged file is found out.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import shutil
 import tempfile
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, MutableMapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import save
 
 from .errors import FedscError
-from .files import write_atomically
-from .state import State, flatten, num_bytes, to_device, unflatten
+from .files import read_bytes, write_atomically
+from .state import State, flatten, num_bytes, read_state, to_device
 
 
 class ClientStore(MutableMapping[int, State]):
@@ -37,7 +37,6 @@ class ClientStore(MutableMapping[int, State]):
         self._in_memory: OrderedDict[int, State] = OrderedDict()  # least recently used first
         self._files: dict[int, str] = {}  # where the current state is, for those on disk
         self._in_checkpoint: set[str] = set()
-        self._version = 0
         self._bytes = 0
 
     def folder(self) -> Path:
@@ -76,7 +75,7 @@ class ClientStore(MutableMapping[int, State]):
         return len({*self._in_memory, *self._files})
 
     def _drop_file(self, client: int) -> None:
-        """Forget a client's file, and remove it unless the last checkpoint names it."""
+        """Forget a client's file, and remove it unless a checkpoint names it."""
         name = self._files.pop(client, None)
         if name is not None and name not in self._in_checkpoint:
             (self.folder() / name).unlink(missing_ok=True)
@@ -95,40 +94,58 @@ class ClientStore(MutableMapping[int, State]):
     def _write(self, client: int, state: State) -> None:
         if client in self._files:
             return
-        self._version += 1
-        name = f"{self.name}-{client}-{self._version}.safetensors"
-        write_atomically(self.folder() / name, save(flatten(state)))
+        content = save(flatten(state))
+        name = f"{self.name}-{client}-{_checksum(content)}.safetensors"
+        write_atomically(self.folder() / name, content)
         self._files[client] = name
 
     def _read(self, name: str) -> State:
         path = self.folder() / name
         try:
-            return unflatten(load(path.read_bytes()))
-        except (OSError, SafetensorError, ValueError) as error:
+            return read_state(self._content(name))
+        except (OSError, ValueError) as error:
             raise FedscError(f"cannot read a client's state from {path}: {error}") from None
+
+    def _content(self, name: str) -> bytes:
+        content = read_bytes(self.folder() / name)
+        if not name.endswith(f"-{_checksum(content)}.safetensors"):
+            raise ValueError("its checksum is not that in its name")
+        return content
 
     def save(self) -> dict[str, str]:
         """Put every state on disk; returns the file of each client, to be named in a checkpoint."""
         for client, state in self._in_memory.items():
             self._write(client, state)
         self._in_checkpoint |= set(self._files.values())
-        return {str(client): name for client, name in self._files.items()}
+        # In the order of the clients: equal runs give equal checkpoints.
+        return {str(client): self._files[client] for client in sorted(self._files)}
 
     def restore(self, files: dict[str, str]) -> None:
         """Take up the states that a checkpoint names."""
         self._in_memory.clear()
         self._bytes = 0
         self._files = {int(client): os.path.basename(name) for client, name in files.items()}
-        versions = [int(name.rsplit("-", 1)[1].split(".")[0]) for name in self._files.values()]
-        self._version = max(versions, default=0)
         self._in_checkpoint = set(self._files.values())
 
-    def discard_unused(self) -> None:
-        """Remove files of states that have changed since; call it once a checkpoint is written."""
+    def check(self) -> None:
+        """Read every file once; the first that is missing or damaged raises an error."""
+        for name in self._files.values():
+            try:
+                self._content(name)
+            except (OSError, ValueError) as error:
+                raise FedscError(f"{self.folder() / name}: {error}") from None
+
+    def discard_unused(self, in_checkpoints: Iterable[str]) -> None:
+        """Remove all files but those that are in use or in a checkpoint that is kept."""
+        self._in_checkpoint = set(in_checkpoints)
+        used = self._in_checkpoint | set(self._files.values())
         if self._folder is None or not self._folder.exists():
             return
-        used = self._in_checkpoint = set(self._files.values())
-        for path in self._folder.glob(f"{self.name}-*.safetensors"):
+        for path in self._folder.glob(f"{self.name}-*"):
             if path.name not in used:
                 with contextlib.suppress(OSError):
                     path.unlink()
+
+
+def _checksum(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:32]

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from fedsc.data.holdout import stratified_holdout
+from fedsc.data.own import read_part
 from fedsc.data.sources import load_dataset
 from fedsc.errors import FedscError
 
@@ -181,3 +182,40 @@ def test_npz_files_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "a.npz").write_bytes(content)
     with pytest.raises(FedscError, match="cannot read array 'x'"):
         load_dataset(f"npz:{tmp_path}/a.npz")
+
+
+# --- a machine's own images
+
+
+def test_a_machine_may_lack_classes_but_not_have_others(tmp_path: Path) -> None:
+    """Labels are the federation's: a folder with dogs alone has label 1, not 0."""
+    save(tmp_path / "dog" / "0.png", 7)
+    images, labels, classes = read_part(f"folder:{tmp_path}", "train", ("cat", "dog", "owl"))
+    assert images.shape == (1, 1, 4, 6)
+    assert labels.tolist() == [1]
+    assert classes == ("cat", "dog", "owl")
+    with pytest.raises(FedscError, match=r"has class 'dog'.*\(allowed: cat, owl\)"):
+        read_part(f"folder:{tmp_path}", "train", ("cat", "owl"))
+    with pytest.raises(FedscError, match="no folder of any class"):
+        read_part(f"folder:{tmp_path / 'dog'}", "train", ("cat", "owl"))
+
+
+def test_a_machine_takes_the_part_it_is_asked_for_or_everything(tmp_path: Path) -> None:
+    class_folders(tmp_path / "split" / "train", 3)
+    class_folders(tmp_path / "split" / "test", 2)
+    class_folders(tmp_path / "whole", 4)
+    x, y = np.zeros((6, 5, 5), np.uint8), np.arange(6) % 3
+    np.savez(tmp_path / "split.npz", x_train=x, y_train=y, x_test=x[:3], y_test=y[:3])
+    np.savez(tmp_path / "whole.npz", x=x, y=y)
+    for text, part, number in (
+        ("folder:{}/split", "train", 6),
+        ("folder:{}/split", "test", 4),
+        ("folder:{}/whole", "test", 8),
+        ("npz:{}/split.npz", "train", 6),
+        ("npz:{}/split.npz", "test", 3),
+        ("npz:{}/whole.npz", "train", 6),
+    ):
+        images, labels, _ = read_part(text.format(tmp_path), part, None)  # type: ignore[arg-type]
+        assert len(images) == len(labels) == number
+    with pytest.raises(FedscError, match="is not folder:PATH or npz:PATH"):
+        read_part(str(tmp_path), "train", None)

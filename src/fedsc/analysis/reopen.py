@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from ..data.images import Progress as DecodingProgress
 from ..engines.sequential import SequentialEngine
 from ..errors import FedscError
-from ..experiments.folder import RunFolder
+from ..experiments.checkpoint import unseal
+from ..experiments.folder import NEWEST, RunFolder
 from ..experiments.runner import build, load
 from ..federation import Federation
-from ..files import parse_json, read_json, write_atomically
+from ..files import read_json, write_atomically
 from ..methods import method_from_text
 from ..plugins import refuse_code
 from ..report.checks import check_file
@@ -37,10 +37,9 @@ def rebuild(
 ) -> Federation:
     """The federation of a run as it was before its first round, on the device that is here."""
     names = [field.name for field in dataclasses.fields(RunSpec)]
-    missing = [name for name in (*names, "data_checksum") if name not in run.spec]
-    if missing:
-        raise FedscError(f"{run.path} cannot be rebuilt: its spec.json lacks '{missing[0]}'")
-    fields = {name: run.spec[name] for name in names}
+    if "data_checksum" not in run.spec:
+        raise FedscError(f"{run.path} cannot be rebuilt: its spec.json lacks 'data_checksum'")
+    fields = {name: run.spec[name] for name in names if name in run.spec}  # older runs have fewer
     refuse_code(run.path, (run.label, run.spec["model"]))
     # Whatever computed the run, looking into it takes the readable engine in full precision.
     here = {"device": "auto", "engine": "sequential", "precision": "fp32"}
@@ -81,17 +80,12 @@ def engine_of(federation: Federation) -> SequentialEngine:
 
 def checkpoint_of(run: RunData) -> dict[str, Any]:
     """What tells one state of a run from another: the same specification, the same round."""
-    path = run.path / "state.safetensors"
-    try:
-        with safe_open(path, "pt") as file:
-            round = int(parse_json(file.metadata()["fedsc"], path)["round"])
-        return {"hash": run.spec["hash"], "round": round}
-    except FileNotFoundError:
+    if not (run.path / NEWEST).exists():
         raise FedscError(
             f"{run.path} has no checkpoint yet: wait for it, or go on with fedsc run --resume"
-        ) from None
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise FedscError(f"{path} is damaged: {error}") from None
+        )
+    facts, _ = unseal(run.path / NEWEST)
+    return {"hash": run.spec["hash"], "round": facts["round"]}
 
 
 def cached(path: Path, made_from: dict[str, Any], make: Callable[[], dict[str, Any]]) -> Any:

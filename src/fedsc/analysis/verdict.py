@@ -86,7 +86,7 @@ def judge(run: RunData, constants: Constants, xi: float, first_loss: float) -> d
 def observed_loss(record: dict[str, Any]) -> float | None:
     """All terms of the loss, the mean over clients by samples in their last local epoch."""
     terms = record["train_loss"].values()
-    return None if None in terms else sum(terms)
+    return None if None in terms or not terms else sum(terms)
 
 
 def conditions(c: Constants, xi: float, first_loss: float, rounds: int) -> list[dict[str, Any]]:

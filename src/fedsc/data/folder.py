@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +49,34 @@ def read_folder(root: Path, seed: int) -> Dataset:
         test_labels=torch.from_numpy(labels[test]),
         classes=classes,
     )
+
+
+def read_folder_part(
+    root: Path, part: Literal["train", "test"], classes: tuple[str, ...] | None
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], tuple[str, ...]]:
+    """One machine's images, labels and classes, from root/PART/<class>/* or root/<class>/*.
+
+    With `classes` given, the folder need not have all of them, but no others.
+    """
+    if not root.is_dir():
+        raise FedscError(f"folder '{root}' does not exist")
+    root = root / part if (root / part).is_dir() else root
+    if classes is None:
+        classes = _class_names(root)
+    strangers = sorted(
+        path.name
+        for path in root.iterdir()
+        if path.is_dir() and not path.name.startswith(".") and path.name not in classes
+    )
+    if strangers:
+        raise FedscError(
+            f"{root} has class '{strangers[0]}', which this federation has not "
+            f"(allowed: {', '.join(classes)})"
+        )
+    paths, labels = _list_images(root, classes)
+    if not paths:
+        raise FedscError(f"{root} has no folder of any class (allowed: {', '.join(classes)})")
+    return _read_images(paths), labels, classes
 
 
 def _class_names(root: Path) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import zipfile
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +50,39 @@ def read_npz(path: Path, seed: int) -> Dataset:
         test_labels=torch.from_numpy(test_labels),
         classes=classes,
     )
+
+
+def read_npz_part(
+    path: Path, part: Literal["train", "test"], num_classes: int | None
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], int]:
+    """One machine's images, labels and the number of classes, from x_PART and y_PART or x and y.
+
+    With `num_classes` given, the file need not have every class.
+    """
+    arrays = _load(path)
+    x, y = (f"x_{part}", f"y_{part}") if f"x_{part}" in arrays else ("x", "y")
+    if not {x, y} <= arrays.keys():
+        raise FedscError(
+            f"{path} holds the arrays {', '.join(sorted(arrays)) or '(none)'}; it must hold "
+            f"x_{part} and y_{part}, or x and y"
+        )
+    images = _images(path, x, arrays[x])
+    labels = _labels(path, y, arrays[y], len(images))
+    if num_classes is None:
+        return images, labels, len(_class_names(path, y, labels))
+    if not len(labels) or labels.min() < 0 or labels.max() >= num_classes:
+        found = f"labels from {labels.min()} to {labels.max()}" if len(labels) else "no labels"
+        raise FedscError(f"{path}: {y} has {found} (allowed: 0 to {num_classes - 1})")
+    return images, labels, num_classes
+
+
+def read_npz_images(path: Path) -> npt.NDArray[np.uint8]:
+    """Images alone, to be classified: the array x, or x_test."""
+    arrays = _load(path)
+    for name in ("x", "x_test"):
+        if name in arrays:
+            return np.ascontiguousarray(_images(path, name, arrays[name]))
+    raise FedscError(f"{path} holds {', '.join(arrays) or 'nothing'}; it must hold x or x_test")
 
 
 def _load(path: Path) -> dict[str, npt.NDArray[Any]]:

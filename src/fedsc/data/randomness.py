@@ -23,6 +23,12 @@ PURPOSES = (
     "server",
     "validation",
     "figures",
+    "attackers",
+    "faults",
+    "private_batches",
+    "gradient_noise",
+    "prototype_noise",
+    "update_noise",
 )
 
 

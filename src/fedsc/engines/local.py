@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from ..data.randomness import generator
 from ..data.transform import crop_and_flip, normalise
 from ..method import LocalResult, Method, Upload
 from ..models.outputs import Outputs
+from ..privacy import NOT_PRIVATE, Privacy
 from ..state import State
 
 Precision = Literal["fp32", "bf16"]
@@ -37,6 +38,7 @@ class Training:
     clip_norm: float | None
     augment: bool
     precision: Precision
+    privacy: Privacy = NOT_PRIVATE
 
 
 @dataclass(frozen=True)
@@ -107,11 +109,11 @@ class Images:
         normal = normalise(images, self.mean, self.std)
         return normal.contiguous(memory_format=torch.channels_last)
 
-    def forward(self, model: nn.Module, images: Tensor) -> Outputs:
+    def forward(self, model: Callable[[Tensor], Outputs], images: Tensor) -> Outputs:
         """A forward pass in the run's precision; losses always see float32."""
         if self.precision == "bf16":
             with torch.autocast(images.device.type, torch.bfloat16):
-                outputs: Outputs = model(images)
+                outputs = model(images)
         else:
             outputs = model(images)
         return Outputs(
@@ -120,6 +122,23 @@ class Images:
             # Keeping them costs memory and, where the model is compiled, a copy of each.
             outputs.stages if self.uses_stages else (),
         )
+
+
+class Engine(Protocol):
+    """What a federation asks of an engine."""
+
+    images: Images
+
+    def fit(
+        self,
+        round: int,
+        clients: list[ClientData],
+        global_model: State,
+        received: State,
+        memory_of: MemoryOf,
+        on_images: OnImages,
+    ) -> Iterator[tuple[Upload, State]]:
+        """Train the clients; yields each one's upload and its memory for the next time."""
 
 
 def channels_last(model: nn.Module) -> nn.Module:

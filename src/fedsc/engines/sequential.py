@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Iterator
 
 import torch
@@ -10,7 +11,9 @@ from torch import Tensor, nn
 
 from ..data.dataset import Dataset
 from ..data.plan import ClientPlan
+from ..data.randomness import generator
 from ..method import Batch, Client, LocalResult, Method, Moment, Task, Upload
+from ..privacy import clip_rows, noised_totals
 from ..state import State, to_device
 from .local import (
     ClientData,
@@ -26,6 +29,10 @@ from .local import (
     total_of,
     what_remains,
 )
+from .private import PrivateSteps
+
+# When methods gather the class sums behind prototypes.
+PROTOTYPE_MOMENTS: tuple[Moment, ...] = ("last_epoch", "end")
 
 
 class SequentialEngine:
@@ -123,6 +130,7 @@ class Visit:
         epochs, steps = plan.order.shape[:2]
         # Fresh every round: momentum does not outlive the weights it was made for.
         self.engine.optimiser.state.clear()
+        private = PrivateSteps(self, plan) if training.privacy.trains_privately else None
         self.clean_pass("start")
         self.begin("step")
         losses: dict[str, Tensor] = {}
@@ -133,11 +141,16 @@ class Visit:
                 self.begin("last_epoch")
             self.model.train()
             for step in range(steps):
-                terms = self.step(plan, epoch, step, last)
+                if private is not None:
+                    terms = private.step(epoch, step)
+                    self.descend()
+                else:
+                    terms = self.step(plan, epoch, step, last)
                 if last:
                     for name, term in terms.items():
                         losses[name] = losses.get(name, 0) + term.detach() / steps
         self.clean_pass("end")
+        self.add_noise()
         return LocalResult(
             copy_state(self.model), losses, self.observed, self.received, self.client
         )
@@ -154,13 +167,16 @@ class Visit:
         for param in self.params.values():
             param.grad = None
         total_of(terms).backward()
-        if self.training.clip_norm is not None:
-            nn.utils.clip_grad_norm_(self.params.values(), self.training.clip_norm)
-        self.engine.optimiser.step()
+        self.descend()
         if last_epoch:
             self.observe("last_epoch", batch)
         self.on_images(len(labels))
         return terms
+
+    def descend(self) -> None:
+        if self.training.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.params.values(), self.training.clip_norm)
+        self.engine.optimiser.step()
 
     def batch(self, images: Tensor, labels: Tensor, weight: Tensor) -> Batch:
         """What the method may see: the student's outputs and the teachers' on the same images."""
@@ -189,8 +205,26 @@ class Visit:
 
     @torch.no_grad()
     def observe(self, moment: Moment, batch: Batch) -> None:
-        if moment in self.moments:
-            self.observed[moment] = self.method.observe(moment, batch, self.observed[moment])
+        if moment not in self.moments:
+            return
+        bound = self.training.privacy.feature_clip
+        if self.training.privacy.hides_features and bound and moment in PROTOTYPE_MOMENTS:
+            clipped = batch.student._replace(features=clip_rows(batch.student.features, bound))
+            batch = dataclasses.replace(batch, student=clipped)
+        self.observed[moment] = self.method.observe(moment, batch, self.observed[moment])
+
+    def add_noise(self) -> None:
+        """Unit record: to the class sums and counts, before the method makes prototypes of them."""
+        privacy = self.training.privacy
+        if not privacy.hides_features or privacy.feature_clip is None:
+            return
+        keys = self.training.seed, self.round, self.client_data.id
+        rng = generator("prototype_noise", *keys)
+        for moment in PROTOTYPE_MOMENTS:
+            if moment in self.observed:
+                self.observed[moment] = noised_totals(
+                    self.observed[moment], privacy.feature_clip, privacy.prototype_noise, rng
+                )
 
     @torch.no_grad()
     def clean_pass(self, moment: Moment) -> None:

@@ -32,7 +32,8 @@ from ..methods import method_from_text
 from ..progress import data_progress
 from ..report.runs import RunData, read_run
 from ..spec import NOT_PART_OF_THE_HASH, RunSpec, spec_hash
-from .compare import choose_progress, folder_name
+from .compare import choose_progress
+from .folder import folder_name
 from .grids import Column, Grid, Row, ordered
 from .runner import execute, identity, load
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import itertools
 import json
 import sys
@@ -15,7 +14,13 @@ from typing import Any
 from rich.console import Console
 
 from ..errors import FedscError
-from ..files import explain_write_errors, read_json, refuse_link, write_atomically
+from ..files import (
+    CannotWriteError,
+    explain_write_errors,
+    read_json,
+    refuse_link,
+    write_atomically,
+)
 from ..methods import method_from_text
 from ..plugins import refuse_code
 from ..progress import Lines, Live, Silent, data_progress
@@ -23,7 +28,7 @@ from ..report.checks import Check, is_text, is_whole, list_of, wrong_in
 from ..report.runs import RunData, read_run
 from ..report.table import comparison_rows, comparison_table, markdown_table
 from ..spec import RunSpec
-from .folder import prepare_out
+from .folder import folder_name, prepare_out
 from .runner import build, execute, load
 from .trackers import Tracked, check_trackers
 
@@ -33,7 +38,6 @@ JOB: dict[str, Check] = {  # what job.json holds
     "seeds": list_of(is_whole, 1),
     "settings": lambda value: isinstance(value, dict),
 }
-LONGEST_NAME = 80  # of a folder; beyond that a hash stands for the rest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,11 +115,13 @@ def compare(
 def nothing_left_if_nothing_ran(out: Path) -> Iterator[None]:
     try:
         yield
-    except FedscError:
+    except FedscError as error:
         if not any(out.glob("*/spec.json")):
             with contextlib.suppress(OSError):  # never made, or not empty
                 (out / "job.json").unlink(missing_ok=True)
                 out.rmdir()
+        elif isinstance(error, CannotWriteError):
+            raise FedscError(f"{error}; to go on then: fedsc run --resume {out}") from None
         raise
     except KeyboardInterrupt:
         print(f"fedsc: stopped; to go on: fedsc run --resume {out}", file=sys.stderr)
@@ -159,11 +165,3 @@ def choose_progress(quiet: bool, console: Console) -> Silent:
     if quiet:
         return Silent()
     return Live(console) if console.is_terminal else Lines()
-
-
-def folder_name(text: str) -> str:
-    """A method or data set as part of a path: `npz:/data/x.npz` must not lead elsewhere."""
-    kept = "".join(c if c.isalnum() or c in "-._=+" else "_" for c in text).strip(".") or "run"
-    if len(kept) <= LONGEST_NAME:
-        return kept
-    return kept[:LONGEST_NAME] + "-" + hashlib.sha256(text.encode()).hexdigest()[:8]

@@ -55,7 +55,12 @@ def make_figure(
 
 
 def compute(
-    kind: str, runs: list[RunData], images: int | None, data_dir: Path | None, console: Console
+    kind: str,
+    runs: list[RunData],
+    images: int | None,
+    data_dir: Path | None,
+    console: Console,
+    quiet: bool = False,
 ) -> None:
     """Write landscape.json or embedding.json into the run folders that lack it."""
     from ..analysis.embedding import embedding_of
@@ -64,6 +69,9 @@ def compute(
     make: Any = landscape_of if kind == "landscape" else embedding_of
     size = {} if images is None else {"images": images}
     for run in runs:
+        if quiet:
+            make(run, data_dir=data_dir, **size)
+            continue
         with data_progress(console) as progress:
             make(run, data_dir=data_dir, on_step=progress, decoding=progress, **size)
 

@@ -2,10 +2,13 @@
 
 spec.json              what was run, with its hash and the version of this format
 environment.json       versions and hardware it ran on
-partition.json         images of each class at each client, and the partition's hash
+partition.json         images of each class at each client, the partition's hash, and the images'
+                       shape and normalisation
 partition.safetensors  the clients' indices into the training images
 metrics.jsonl          one line of JSON per round; what depends on the clock is under "timing"
-state.safetensors      the checkpoint: the server's state, the round, and the clients' files
+state.safetensors      the last checkpoint: the server's state, the round, and the clients' files
+state-previous.safetensors, state-best.safetensors   the one before it, and of those before that the
+                       one with the best accuracy
 clients/               memories of clients, and what the server keeps of each, where there are any
 summary.json           last, best and mean-of-last-10 accuracy; written when the run is complete
 landscape.json, embedding.json, theory.json   what analysis/ made of the run, where it was asked to
@@ -14,6 +17,8 @@ landscape.json, embedding.json, theory.json   what analysis/ made of the run, wh
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import itertools
 import json
 import os
 import platform
@@ -24,7 +29,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
@@ -37,20 +41,26 @@ from ..files import (
     read_json,
     read_text,
     refuse_link,
+    replace,
     write_atomically,
     write_through,
 )
 from ..report.checks import OPTIONAL_IN_A_RECORD, RECORD, wrong_in
-from ..state import check_like, flatten, to_device, unflatten
+from ..state import State, check_like, to_device
+from .checkpoint import Facts, seal, unseal
 
 FORMAT = 1
+NEWEST = "state.safetensors"
+PREVIOUS = "state-previous.safetensors"
+BEST = "state-best.safetensors"
 RUN_FILES = (  # all that a run folder holds
     *("spec.json", "environment.json", "partition.json", "partition.safetensors"),
-    *("metrics.jsonl", "state.safetensors", "summary.json"),
+    *("metrics.jsonl", NEWEST, PREVIOUS, BEST, "summary.json"),
     *("landscape.json", "embedding.json", "theory.json"),
 )
 CLIENTS = "clients"  # and this folder
 EVENTS = "events.out.tfevents."  # and TensorBoard's files, which begin with this
+LONGEST_NAME = 80  # of a folder; beyond that a hash stands for the rest
 JOB_FILES = ("job.json", "curves.png", "summary.md")  # beside the run folders
 
 
@@ -59,6 +69,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.checkpoints: dict[str, Facts] = {}  # by file: what is kept, and its facts
 
     @contextlib.contextmanager
     def created(self) -> Iterator[None]:
@@ -100,61 +111,107 @@ class RunFolder:
                     os.truncate(path, size)
                 raise
 
-    def save_checkpoint(self, federation: Federation) -> None:
+    def save_checkpoint(self, federation: Federation, accuracy: float) -> None:
         """All that the next round needs. The clients' files first, then the file that names them:
         a run killed in between finds its last checkpoint whole."""
+        if self.checkpoints.get(NEWEST, {}).get("round") == federation.round:
+            return
         facts = {
             "format": FORMAT,
             "round": federation.round,
+            "accuracy": accuracy,
             "memories": federation.memories.save(),
             "records": federation.records.save(),
         }
-        # One key: safetensors writes several in random order, and equal runs give equal files.
-        content = save(flatten(federation.server), metadata={"fedsc": json.dumps(facts)})
-        write_atomically(self.path / "state.safetensors", content)
-        federation.memories.discard_unused()
-        federation.records.discard_unused()
+        write_atomically(self.path / NEWEST, seal(federation.server, facts), self.make_way)
+        self.checkpoints[NEWEST] = facts
+        self.discard_unused(federation)
+
+    def make_way(self) -> None:
+        """The last checkpoint becomes the one before it, which stays only if it is the best."""
+        known = self.checkpoints
+        if PREVIOUS in known:
+            best = known[BEST]["accuracy"] if BEST in known else -1.0
+            if known[PREVIOUS]["accuracy"] > best:
+                self.rename_checkpoint(PREVIOUS, BEST)
+        if NEWEST in known:
+            self.rename_checkpoint(NEWEST, PREVIOUS)
+
+    def rename_checkpoint(self, old: str, new: str) -> None:
+        replace(self.path / old, self.path / new)
+        self.checkpoints[new] = self.checkpoints.pop(old)
+
+    def discard_unused(self, federation: Federation) -> None:
+        """Remove clients' files that no checkpoint names."""
+        for store, key in ((federation.memories, "memories"), (federation.records, "records")):
+            named = (facts[key].values() for facts in self.checkpoints.values())
+            store.discard_unused(itertools.chain.from_iterable(named))
 
     def restore(self, federation: Federation) -> list[dict[str, Any]]:
         """Put a federation where the last checkpoint left it; returns the records until then.
 
-        Rounds after the checkpoint are taken back: they are run again, with the same result.
+        Rounds after the checkpoint are taken back: they are run again, with the same result. A
+        damaged checkpoint is named and removed, and the one before it used.
         """
         refuse_link(self.path / CLIENTS)
-        if not (self.path / "state.safetensors").exists():  # killed before its first checkpoint
+        lines: list[str] = []
+        problems: dict[str, FedscError] = {}  # by file
+        self.checkpoints = {}
+        for name in (NEWEST, PREVIOUS, BEST):
+            if not (self.path / name).exists():
+                continue
+            try:
+                facts, state = unseal(self.path / name)
+                if not self.checkpoints:
+                    lines = self.take_up(federation, name, facts, state)
+                    federation.memories.check()
+                    federation.records.check()
+                self.checkpoints[name] = facts
+            except FedscError as error:
+                problems[name] = error
+        if problems and not self.checkpoints:
+            reason = next(iter(problems.values()))
+            raise FedscError(f"{self.path} cannot be resumed, no checkpoint is whole: {reason}")
+        with explain_write_errors(self.path):
+            for name, problem in problems.items():
+                (self.path / name).unlink()
+                federation.say(f"{problem}; going on after round {federation.round}")
+            if self.checkpoints and NEWEST not in self.checkpoints:
+                self.rename_checkpoint(next(iter(self.checkpoints)), NEWEST)
+            for path in self.path.glob("*.part"):  # being written when the run was killed
+                path.unlink()
+            self.discard_unused(federation)
+        if not self.checkpoints:  # killed before its first
             (self.path / "metrics.jsonl").unlink(missing_ok=True)
             return []
-        lines = self.read_checkpoint(federation)
         text = "".join(f"{line}\n" for line in lines)
         write_atomically(self.path / "metrics.jsonl", text.encode())
         return [json.loads(line) for line in lines]
 
-    def read_checkpoint(self, federation: Federation) -> list[str]:
-        """Put a federation where the last checkpoint left it, and write nothing; returns the lines
-        of metrics.jsonl until then."""
-        path = self.path / "state.safetensors"
+    def read_checkpoint(self, federation: Federation) -> None:
+        """Put a federation where the last checkpoint left it, and write nothing."""
+        self.take_up(federation, NEWEST, *unseal(self.path / NEWEST))
+
+    def take_up(self, federation: Federation, name: str, facts: Facts, state: State) -> list[str]:
+        """The state of a checkpoint into a federation; returns the lines of metrics.jsonl until
+        then."""
         try:
-            lines = read_text(self.path / "metrics.jsonl").splitlines()
-            with safe_open(path, "pt") as file:
-                facts = parse_json(file.metadata()["fedsc"], path)
-                flat = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            federation.round = int(facts["round"])
+            federation.round = facts["round"]
             federation.memories.restore(facts["memories"])
             federation.records.restore(facts["records"])
-            lines = lines[: federation.round]
-            if not 0 <= federation.round <= federation.spec.rounds:
+            if federation.round > federation.spec.rounds:
                 raise ValueError(f"its round is {federation.round}")
+            lines = read_text(self.path / "metrics.jsonl").splitlines()[: federation.round]
+            if len(lines) < federation.round:
+                raise ValueError(f"metrics.jsonl has {len(lines)} of {federation.round} rounds")
             for line in lines:
-                record = parse_json(line, self.path)
+                record = parse_json(line, self.path / "metrics.jsonl")
                 wrong = wrong_in(record, RECORD, OPTIONAL_IN_A_RECORD)
                 if wrong or record["accuracy"] is None:
                     raise ValueError(f"in metrics.jsonl {wrong or 'an accuracy is missing'}")
-            if len(lines) < federation.round:
-                raise ValueError(f"metrics.jsonl has {len(lines)} of {federation.round} rounds")
-            state = unflatten(flat)
             check_like(state, federation.server)
-        except (OSError, SafetensorError, LookupError, TypeError, AttributeError, ValueError) as e:
-            raise FedscError(f"{self.path} is damaged and cannot be resumed: {e}") from None
+        except (OSError, ValueError) as error:
+            raise FedscError(f"{self.path / name} is damaged: {error}") from None
         federation.server = to_device(state, federation.device)
         return lines
 
@@ -170,6 +227,7 @@ def prepare_out(out: Path, overwrite: bool) -> None:
         raise FedscError(f"--out {out} is a file: give a folder")
     runs = [path for path in sorted(out.iterdir()) if is_run(path)]
     ours = {*runs, *(out / name for name in JOB_FILES if is_job(out))}
+    ours |= {out / f"{name}.part" for name in JOB_FILES}  # being written when a run was killed
     others = [path for path in sorted(out.iterdir()) if path not in ours]
     if others and not runs:
         raise FedscError(
@@ -219,6 +277,14 @@ def remove_run(path: Path) -> None:
     if (path / CLIENTS).exists():
         (path / CLIENTS).rmdir()
     path.rmdir()
+
+
+def folder_name(text: str) -> str:
+    """A method or data set as part of a path: `npz:/data/x.npz` must not lead elsewhere."""
+    kept = "".join(c if c.isalnum() or c in "-._=+" else "_" for c in text).strip(".") or "run"
+    if len(kept) <= LONGEST_NAME:
+        return kept
+    return kept[:LONGEST_NAME] + "-" + hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def environment(device: torch.device) -> dict[str, Any]:

@@ -41,7 +41,7 @@ from ..report.runs import RunData, find_runs
 from ..report.text_table import TextTable, for_terminal
 from ..spec import NOT_PART_OF_THE_HASH, RunSpec
 from .cells import cells_of, locked, read_cell, run_cells
-from .compare import folder_name
+from .folder import folder_name
 from .grids import GRIDS, SCALES, Column, Grid, Row, grid
 
 SWEEP = "sweep"
@@ -136,7 +136,7 @@ def reproduce(
             with_what_was_asked_before(out, asked).write(out)
         failures = run_cells(cells_of(one, seeds, common), out, console, data_dir, quiet)
         together = read_asked(out / f"{one.name}.json")  # other processes may have added to it
-        show(out, together, console, failures=failures, data_dir=data_dir)
+        show(out, together, console, failures=failures, data_dir=data_dir, quiet=quiet)
         whole = whole and not failures
     return whole
 
@@ -283,6 +283,7 @@ def show(
     costs: bool = False,
     failures: dict[str, str] | None = None,
     data_dir: Path | None = None,
+    quiet: bool = False,
 ) -> None:
     """Print the tables of a grid, write them beside its runs, and draw its figure."""
     found, skipped = collect(out, asked)
@@ -304,7 +305,7 @@ def show(
         for suffix, page in pages.items():
             write_atomically(out / f"{asked.name}.{suffix}", page(found, accuracy).encode())
         if found.runs:
-            drawn = pictures_of(found, out, data_dir, console)
+            drawn = pictures_of(found, out, data_dir, console, quiet)
     console.print(
         f"Tables in {out / asked.name}.md, .tex and .csv", soft_wrap=True, highlight=False
     )
@@ -386,7 +387,9 @@ def _options_of_method(text: str) -> list[str]:
 # Figures ------------------------------------------------------------------------------------------
 
 
-def pictures_of(found: Results, out: Path, data_dir: Path | None, console: Console) -> list[Path]:
+def pictures_of(
+    found: Results, out: Path, data_dir: Path | None, console: Console, quiet: bool
+) -> list[Path]:
     """Draw the figure of a grid, each picture as PNG and PDF; returns the files."""
     from ..report import figures, grid_lines, pictures
 
@@ -395,13 +398,13 @@ def pictures_of(found: Results, out: Path, data_dir: Path | None, console: Conso
     drawings: dict[str, Callable[[Path], None]] = {}
     if name == "figure1":
         drawings[name] = functools.partial(pictures.draw_curves, runs)
-        own = with_analysis("landscape", runs, data_dir, console)
+        own = with_analysis("landscape", runs, data_dir, console, quiet)
         drawings[f"{name}-landscape"] = functools.partial(figures.draw_landscape, own)
     elif name == "figure7":
         for column in found.grid.columns:
             own = [run for (_, key, _), run in found.runs.items() if key == column.key]
             if own:
-                own = with_analysis("embedding", own, data_dir, console)
+                own = with_analysis("embedding", own, data_dir, console, quiet)
                 stem = f"{name}-{folder_name(column.key)}"
                 drawings[stem] = functools.partial(figures.draw_embedding, own)
     elif name in ("figure5", "figure6"):
@@ -415,12 +418,12 @@ def pictures_of(found: Results, out: Path, data_dir: Path | None, console: Conso
 
 
 def with_analysis(
-    kind: str, runs: list[RunData], data_dir: Path | None, console: Console
+    kind: str, runs: list[RunData], data_dir: Path | None, console: Console, quiet: bool
 ) -> list[RunData]:
     """The runs of the first seed, once what the picture needs lies in their folders."""
     from .figure import compute
 
     lowest = min(run.spec["seed"] for run in runs)
     kept = [run for run in runs if run.spec["seed"] == lowest]
-    compute(kind, kept, None, data_dir, console)
+    compute(kind, kept, None, data_dir, console, quiet)
     return kept

@@ -15,25 +15,27 @@ from torch import nn
 
 from ..data.dataset import Dataset, hold_out_classes, hold_out_images
 from ..data.images import Progress as DecodingProgress
-from ..data.partition import fingerprint
+from ..data.partition import Indices, fingerprint
 from ..data.randomness import generator
 from ..data.sources import load_dataset
 from ..engines.local import load_state
 from ..errors import FedscError, in_words
 from ..evaluation import summarise
+from ..faults import TooFewClientsError
 from ..federation import Federation, Record
-from ..files import read_json
+from ..files import read_object
 from ..method import Method
 from ..methods import method_from_text, method_to_text
 from ..models import build_model, default_model
 from ..plugins import is_path
 from ..progress import Silent
-from ..spec import RunSpec, spec_hash
+from ..spec import NOT_PART_OF_THE_HASH, RunSpec, spec_hash
 from ..state import State
 from .folder import CLIENTS, FORMAT, RunFolder, environment
 
 # Often enough that little is lost, seldom enough that writing costs nothing worth noticing.
 CHECKPOINT_SECONDS = 30.0
+MOST_CHECKPOINTING = 0.02  # of a run's time: where writing takes long, it is done less often
 
 ModelFactory = Callable[[tuple[int, int, int], int], nn.Module]
 
@@ -126,38 +128,65 @@ def execute(
     resume: bool = False,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> Run:
-    """Run a specification on loaded data; with `resume`, go on where the folder `out` stopped."""
+    """Run a specification on loaded data; with `resume`, go on where the folder `out` stopped.
+
+    With `checkpoint_seconds` 0 there is a checkpoint after every round.
+    """
     progress = progress or Silent()
+    resume = resume and out is not None and (out / "spec.json").exists()
+    if resume and out is not None:
+        spec = as_it_began(spec, out)
     with number_of_threads(spec.threads), torch.random.fork_rng(devices=[]):
         clients = None if out is None else out / CLIENTS
         federation, model_name = build(spec, data, method, model_factory, progress, clients)
-        folder = None if out is None else RunFolder(out)
-        records: list[Record] = []
-        if folder is not None:
-            if resume and out is not None and (out / "spec.json").exists():
-                refuse_other_spec(out, describe(federation, model_name))
-                records = folder.restore(federation)
-            else:
-                begin(folder, federation, model_name)
-        label = f"{spec.method} seed {spec.seed}"
-        progress.start(label, spec.rounds, federation.images_per_round(), federation.round)
-        last_checkpoint = time.monotonic()
-        try:
-            for record in federation.rounds():
-                records.append(record)
-                if folder is not None:
-                    folder.append_record(record)
-                    due = time.monotonic() - last_checkpoint >= checkpoint_seconds
-                    if due or federation.round == spec.rounds:
-                        folder.save_checkpoint(federation)
-                        last_checkpoint = time.monotonic()
-                progress.round_done(record)
-        finally:
-            progress.finish()
-        if folder is not None:
-            folder.write_json("summary.json", summarise([r["accuracy"] for r in records]))
+        return carry_out(federation, model_name, out, progress, resume, checkpoint_seconds)
+
+
+def carry_out(
+    federation: Federation,
+    model_name: str,
+    out: Path | None,
+    progress: Silent,
+    resume: bool,
+    checkpoint_seconds: float,
+) -> Run:
+    """Run a federation to its end and write the run folder."""
+    spec = federation.spec
+    folder = None if out is None else RunFolder(out)
+    records: list[Record] = []
+    if folder is not None:
+        if resume and (folder.path / "spec.json").exists():
+            refuse_other_spec(folder.path, describe(federation, model_name))
+            tell_other_environment(folder.path, federation)
+            records = folder.restore(federation)
+        else:
+            begin(folder, federation, model_name)
+    label = f"{spec.method} seed {spec.seed}"
+    progress.start(label, spec.rounds, federation.images_per_round(), federation.round)
+    last_checkpoint, wait = time.monotonic(), checkpoint_seconds
+    try:
+        for record in federation.rounds():
+            records.append(record)
+            if folder is not None:
+                folder.append_record(record)
+                began = time.monotonic()
+                if began - last_checkpoint >= wait or federation.round == spec.rounds:
+                    folder.save_checkpoint(federation, record["accuracy"])
+                    last_checkpoint = time.monotonic()
+                    if checkpoint_seconds:
+                        cost = last_checkpoint - began
+                        wait = max(checkpoint_seconds, cost / MOST_CHECKPOINTING)
+            progress.round_done(record)
+    except TooFewClientsError:
+        if folder is not None and records:
+            folder.save_checkpoint(federation, records[-1]["accuracy"])
+        raise
+    finally:
+        progress.finish()
+    if folder is not None:
+        folder.write_json("summary.json", summarise([r["accuracy"] for r in records]))
     load_state(federation.model, federation.server["model"])
-    return Run(spec, method, records, federation.model.eval(), federation.server, out)
+    return Run(spec, federation.method, records, federation.model.eval(), federation.server, out)
 
 
 def build(
@@ -167,8 +196,11 @@ def build(
     model_factory: ModelFactory | None = None,
     progress: Silent | None = None,
     client_folder: Path | None = None,
+    parts: list[Indices] | None = None,
 ) -> tuple[Federation, str]:
     """The federation of a specification, and the name of its model.
+
+    `parts` are the clients' images where the specification's partition does not say.
 
     The first weights depend on the seed only, so all methods start from the same.
     """
@@ -185,20 +217,24 @@ def build(
             name = default_model(data.name, data.image_shape)
         model = build_model(name, data.image_shape, data.num_classes, spec.norm)
     on_images = (progress or Silent()).images
-    return Federation(spec, data.to(device), method, model, on_images, client_folder), name
+    data = data.to(device)
+    return Federation(spec, data, method, model, on_images, client_folder, parts), name
 
 
 def describe(federation: Federation, model_name: str) -> dict[str, Any]:
     """All that decides the result of a run, with nothing left to a default."""
-    spec, data = federation.spec, federation.data
+    spec, data, privacy = federation.spec, federation.data, federation.ledger.privacy
     return {
         **identity(spec, federation.method),
         "model": model_name,
         "augment": data.augment if spec.augment == "auto" else spec.augment,
         "engine": federation.engine_name,
+        "threads": torch.get_num_threads(),
         "precision": federation.precision,
         "data_checksum": data.checksum(),
         "partition_hash": fingerprint(federation.parts),
+        # As it was solved for, where only a target was given.
+        **({} if spec.dp_unit == "none" else {"privacy": dataclasses.asdict(privacy)}),
     }
 
 
@@ -213,6 +249,11 @@ def identity(spec: RunSpec, method: Method) -> dict[str, Any]:
     }
 
 
+def describe_images(data: Dataset) -> dict[str, Any]:
+    """What a trained model must know of the images it was trained on."""
+    return {"shape": list(data.image_shape), "mean": list(data.mean), "std": list(data.std)}
+
+
 def file_hash(path_and_name: str) -> str:
     """Of a user's own file: the same path with other code is another run."""
     path = Path(path_and_name.split(".py:")[0] + ".py").expanduser()
@@ -225,6 +266,7 @@ def begin(folder: RunFolder, federation: Federation, model_name: str) -> None:
     partition = {
         "hash": spec["partition_hash"],
         "classes": list(federation.data.classes),
+        "images": describe_images(federation.data),
         "class_counts": federation.class_counts.tolist(),
     }
     indices = {str(k): torch.from_numpy(part) for k, part in enumerate(federation.parts)}
@@ -235,20 +277,51 @@ def begin(folder: RunFolder, federation: Federation, model_name: str) -> None:
         folder.write_tensors("partition.safetensors", indices)
 
 
+def as_it_began(spec: RunSpec, path: Path) -> RunSpec:
+    """The specification with the engine and the threads that a run began with: the number of
+    threads decides how sums are grouped, and so the last digits."""
+    before = read_object(path / "spec.json")
+    return dataclasses.replace(
+        spec,
+        engine=before.get("engine", spec.engine),
+        threads=before.get("threads", spec.threads),
+    )
+
+
+def tell_other_environment(path: Path, federation: Federation) -> None:
+    """Refuse to go on with a run on another kind of device, where no number would be the same, and
+    say what else has changed."""
+    before, now = read_object(path / "environment.json"), environment(federation.device)
+    if (before.get("device") == "cpu") != (now["device"] == "cpu"):
+        raise FedscError(
+            f"{path} began on {before.get('device')} and cannot go on here on {now['device']}: the "
+            "rest would not be the same; go on where it began, or start another run"
+        )
+    packages = before.get("packages")
+    torch_before = packages.get("torch") if isinstance(packages, dict) else None
+    changed = [
+        f"{what} was {was}, is now {is_now}"
+        for what, was, is_now in (
+            ("PyTorch", torch_before, now["packages"]["torch"]),
+            ("the GPU", before.get("device"), now["device"]),
+            ("the processor", before.get("processor"), now["processor"]),
+        )
+        if was != is_now
+    ]
+    if changed:
+        text = "; ".join(changed)
+        federation.say(f"{path} goes on, its last digits may not be those of an uncut run: {text}")
+
+
 def refuse_other_spec(path: Path, spec: dict[str, Any]) -> None:
     """A run goes on only as what it began as."""
-    try:
-        before = read_json(path / "spec.json")
-    except OSError as error:
-        raise FedscError(f"cannot read {path / 'spec.json'}: {error.strerror}") from None
-    if not isinstance(before, dict):
-        raise FedscError(f"{path / 'spec.json'} is damaged: it is no JSON object")
+    before = read_object(path / "spec.json")
     if before.get("hash") == spec_hash(spec) and before.get("format") == FORMAT:
         return
     changed = [
         f"{name} was {before.get(name)!r}, is now {value!r}"
         for name, value in spec.items()
-        if before.get(name) != value
+        if before.get(name) != value and name not in NOT_PART_OF_THE_HASH
     ]
     raise FedscError(f"{path} cannot be resumed as another run: {'; '.join(changed)}")
 

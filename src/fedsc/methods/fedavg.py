@@ -20,3 +20,4 @@ class FedAvg(Method):
     """The contract's defaults, nothing else."""
 
     name: ClassVar[str] = "fedavg"
+    private_units: ClassVar = ("record", "client")

@@ -30,7 +30,7 @@ from ..data.randomness import generator
 from ..divergence import choose, inner_products
 from ..method import LocalResult, Method, Task, Upload
 from ..options import option
-from ..state import State
+from ..state import State, to_device
 
 MOST_CHOICES = 3000  # of an exhaustive search: with three models, seven clients a group
 
@@ -68,7 +68,9 @@ class FedCDA(Method):
         self, server: State, uploads: list[Upload], records: MutableMapping[int, State]
     ) -> State:
         uploads = sorted(uploads, key=lambda upload: upload.client)
-        averaged = self.average(uploads)
+        if self.aggregation == "clipped_mean":
+            uploads = self.clip(uploads, server["model"])  # before they are kept for later rounds
+        averaged = self.average(uploads, server.get("model"))
         server = {**server, "round": server["round"] + 1}
         if not server["chosen_sum"]:
             floats = {name: w for name, w in averaged.items() if w.is_floating_point()}
@@ -84,11 +86,25 @@ class FedCDA(Method):
         if warming_up:
             return {**server, "model": averaged}
 
+        if self.aggregation in ("median", "trimmed_mean"):
+            return {**server, "model": {**averaged, **self.middle_of_chosen(server, records)}}
         uniform = self.global_weights == "uniform"
         total = (server["samples"] > 0).sum() if uniform else server["samples"].sum()
         summed = server["chosen_sum" if uniform else "weighted_sum"]
         model = {name: (value / total).to(averaged[name]) for name, value in summed.items()}
         return {**server, "model": {**averaged, **model}}  # integer buffers: the maximum
+
+    def middle_of_chosen(self, server: State, records: MutableMapping[int, State]) -> State:
+        """The median or the trimmed mean of all clients' chosen models.
+
+        Unlike the sums it has to read them all: a model in memory for each client heard of.
+        """
+        device = next(iter(server["chosen_sum"].values())).device
+        models = []
+        for client in server["samples"].nonzero().flatten().tolist():
+            record = records[client]  # perhaps read from disk, and then on the CPU
+            models.append(to_device(record["models"][str(int(record["chosen"]))], device))
+        return self.middle(models)
 
     def withdraw(
         self, server: State, uploads: list[Upload], records: MutableMapping[int, State]

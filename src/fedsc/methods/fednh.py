@@ -22,18 +22,28 @@ from torch import Tensor, nn
 from .. import prototypes as eq
 from ..method import Batch, LocalResult, Method, Moment, Task, Upload
 from ..options import option
+from ..robust import bounded_in, bounded_prototypes
 from ..state import State
 
 
 @dataclass(frozen=True)
 class FedNH(Method):
     name: ClassVar[str] = "fednh"
+    sent_prototypes: ClassVar[str | None] = "sums"
 
     rho: float = option(0.9, "how much of its old prototypes the head keeps", at_least=0, at_most=1)
     scale: float = option(20.0, "first value of s", above=0)
     learn_scale: bool = option(True, "false: s stays as it is (the paper's option: 30)")
     init: Literal["orthogonal", "etf"] = option(
         "orthogonal", "first prototypes: random orthogonal directions, or a simplex"
+    )
+    min_count: int = option(
+        1, "a class with fewer samples at a client has no part in the head", at_least=1
+    )
+    robust_prototypes: bool = option(
+        False,
+        "bound what one client's prototypes can do: their length and, among three or more "
+        "holders of a class, their distance from the median",
     )
 
     def adapt_model(self, model: nn.Module, task: Task) -> nn.Module:
@@ -44,18 +54,24 @@ class FedNH(Method):
     def aggregate(
         self, server: State, uploads: list[Upload], records: MutableMapping[int, State]
     ) -> State:
-        model = self.average(uploads)
+        model = self.average(uploads, server.get("model"))
         name = next(key for key in model if key.endswith("classifier.prototypes"))
         ordered = sorted(uploads, key=lambda upload: upload.client)
-        summed = torch.stack([upload.extra["sums"] for upload in ordered]).sum(0)
-        counts = torch.stack([upload.extra["counts"] for upload in ordered]).sum(0)
+        sums = torch.stack([upload.extra["sums"] for upload in ordered])
+        counts = torch.stack([upload.extra["counts"] for upload in ordered])
+        server = {**server}
+        if self.robust_prototypes:
+            each = sums / counts.clamp_min(1)[..., None]
+            bounded, moved = bounded_prototypes(each, counts > 0)
+            sums, server["bounded"] = bounded.to(sums) * counts[..., None], moved.sum()
+        summed, counts = sums.sum(0), counts.sum(0)
         old = server["model"][name]
         model[name] = move_prototypes(old, summed, counts, self.rho)
         every = torch.ones(len(old), dtype=torch.bool, device=old.device)
         return {**server, "model": model, "drift": eq.mean_change(old, model[name], every)}
 
     def diagnostics(self, server: State, uploads: list[Upload]) -> dict[str, float]:
-        return {"prototype_drift": float(server["drift"])}
+        return {"prototype_drift": float(server["drift"]), **bounded_in(server)}
 
     def moments(self, round: int) -> tuple[Moment, ...]:
         return ("end",)
@@ -69,7 +85,8 @@ class FedNH(Method):
     def upload(self, result: LocalResult) -> State:
         totals = result.observed["end"]
         direction = eq.unit(eq.client_prototypes(totals["sums"], totals["counts"]))
-        return {"sums": direction * totals["counts"][:, None], "counts": totals["counts"]}
+        counts = totals["counts"] * (totals["counts"] >= self.min_count)
+        return {"sums": direction * counts[:, None], "counts": counts}
 
     def embedding(self, features: Tensor) -> Tensor:
         return eq.unit(features)

@@ -26,6 +26,7 @@ from ..state import State
 @dataclass(frozen=True)
 class FedNTD(Method):
     name: ClassVar[str] = "fedntd"
+    private_units: ClassVar = ("record", "client")
 
     beta: float = option(1.0, "weight of the distillation", at_least=0)
     tau: float = option(1.0, "temperature of the distillation", above=0)

@@ -24,12 +24,16 @@ from ..losses import cpdr
 from ..method import Batch, LocalResult, Method, Moment, Task, Upload
 from ..models.outputs import Outputs
 from ..options import option
+from ..robust import bounded_in, bounded_prototypes
 from ..state import State
 
 
 @dataclass(frozen=True)
 class FedProto(Method):
     name: ClassVar[str] = "fedproto"
+    sent_prototypes: ClassVar[str | None] = "prototypes"
+    private_units: ClassVar = ("record", "client")
+    presets: ClassVar = {"private": {"proto_source": "eval"}}  # what DP-SGD can cover
 
     weight: float = option(1.0, "lambda, the weight of the pull to the prototypes", at_least=0)
     evaluation: Literal["avg_classifier", "avg_proto", "personal_mean", "ensemble"] = option(
@@ -39,6 +43,14 @@ class FedProto(Method):
     )
     proto_source: Literal["last_epoch", "eval"] = option(
         "last_epoch", "features behind a prototype: of the last epoch, or a clean pass after it"
+    )
+    min_count: int = option(
+        1, "a class with fewer samples at a client has no prototype", at_least=1
+    )
+    robust_prototypes: bool = option(
+        False,
+        "bound what one client's prototypes can do: their length and, among three or more "
+        "holders of a class, their distance from the median",
     )
 
     def shares_weights(self) -> bool:
@@ -60,16 +72,21 @@ class FedProto(Method):
     ) -> State:
         ordered = sorted(uploads, key=lambda upload: upload.client)
         c = torch.stack([upload.extra["prototypes"] for upload in ordered])
-        held = torch.stack([upload.extra["counts"] for upload in ordered]) > 0
+        counts = torch.stack([upload.extra["counts"] for upload in ordered])
+        held = counts >= self.min_count
+        new: State = {}
+        if self.robust_prototypes:
+            bounded, moved = bounded_prototypes(c, held)
+            c, new["bounded"] = bounded.to(c), moved.sum()
         prototypes, exists = eq.global_prototypes(c, held), held.any(0)
         drift = eq.mean_change(server["prototypes"], prototypes, server["exists"] & exists)
-        new: State = {"prototypes": prototypes, "exists": exists, "drift": drift}
+        new |= {"prototypes": prototypes, "exists": exists, "drift": drift}
         if self.shares_weights():
-            new["model"] = self.average(uploads)
+            new["model"] = self.average(uploads, server.get("model"))
         return {**server, **new}
 
     def diagnostics(self, server: State, uploads: list[Upload]) -> dict[str, float]:
-        return {"prototype_drift": float(server["drift"])}
+        return {"prototype_drift": float(server["drift"]), **bounded_in(server)}
 
     # The client ----------------------------------------------------------------------------------
 
@@ -102,7 +119,8 @@ class FedProto(Method):
     def upload(self, result: LocalResult) -> State:
         totals = next(iter(result.observed.values()))
         prototypes = eq.client_prototypes(totals["sums"], totals["counts"])
-        return {"prototypes": prototypes, "counts": totals["counts"]}
+        enough = totals["counts"] >= self.min_count
+        return {"prototypes": prototypes * enough[:, None], "counts": totals["counts"]}
 
     # Evaluation ----------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from ..options import option
 @dataclass(frozen=True)
 class FedProx(Method):
     name: ClassVar[str] = "fedprox"
+    private_units: ClassVar = ("record", "client")
 
     mu: float = option(0.01, "weight of the proximal term", at_least=0)
 

@@ -35,6 +35,7 @@ MOBILENET_LEVELS = (0, 2, 3, 5, 7)
 @dataclass(frozen=True)
 class FedRCL(Method):
     name: ClassVar[str] = "fedrcl"
+    private_units: ClassVar = ("client",)  # its loss compares samples of a batch
     uses_stages: ClassVar[bool] = True
 
     weight: float = option(1.0, "weight of the contrastive loss", at_least=0)

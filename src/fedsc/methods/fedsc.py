@@ -29,13 +29,19 @@ from .. import prototypes as eq
 from ..losses import U_FLOOR, cpdr, prototype_distances, rpcl
 from ..method import Batch, LocalResult, Method, Moment, Task, Upload
 from ..options import option
+from ..robust import bounded_in, bounded_prototypes
 from ..state import State
 
 
 @dataclass(frozen=True)
 class FedSC(Method):
     name: ClassVar[str] = "fedsc"
-    presets: ClassVar = {"literal": {"u_mode": "round", "cpdr": "l1_sum"}}
+    sent_prototypes: ClassVar[str | None] = "prototypes"
+    private_units: ClassVar = ("record", "client")
+    presets: ClassVar = {
+        "literal": {"u_mode": "round", "cpdr": "l1_sum"},
+        "private": {"u_mode": "none", "proto_source": "eval"},  # what DP-SGD can cover
+    }
 
     tau: float = option(0.05, "temperature of RPCL, Eq. 14", above=0)
     neighbours: int = option(2, "M of Eq. 8: how many nearest clients are merged", at_least=0)
@@ -54,6 +60,11 @@ class FedSC(Method):
     init_protos: bool = option(False, "start with prototypes of the untrained model, not without")
     min_count: int = option(
         1, "a class with fewer samples at a client has no prototype", at_least=1
+    )
+    robust_prototypes: bool = option(
+        False,
+        "bound what one client's prototypes can do: their length and, among three or more "
+        "holders of a class, their distance from the median",
     )
 
     # Relational prototypes, Eq. 5-9
@@ -154,7 +165,7 @@ class FedSC(Method):
             **pool,
             **self.build_prototypes(pool, server),
             "round": server["round"] + 1,
-            "model": self.average(uploads),
+            "model": self.average(uploads, server.get("model")),
         }
 
     def update_pool(self, server: State, uploads: list[Upload]) -> State:
@@ -181,6 +192,10 @@ class FedSC(Method):
         """Eq. 5-12: relational and consistent prototypes from the pool's c (S, C, d)."""
         c, counts = pool["prototypes"].cpu().double(), pool["counts"].cpu().double()
         held = counts >= self.min_count
+        robust: State = {}
+        if self.robust_prototypes:
+            c, moved = bounded_prototypes(c, held)
+            robust["bounded"] = moved.sum().to(server["relational"].device)
         holders = held.any(0)  # (C,): classes that somebody holds
 
         weights = counts if self.global_mean == "weighted" else None
@@ -216,6 +231,7 @@ class FedSC(Method):
             "consistent": o,
             "consistent_exists": holders.to(like.device),
             "drift": eq.mean_change(old, o, both),
+            **robust,
         }
 
     def distances(self, g: Tensor, c: Tensor) -> Tensor:
@@ -231,6 +247,7 @@ class FedSC(Method):
         found = {
             "prototype_rows": float(server["relational_exists"].sum()),
             "prototype_drift": float(server["drift"]),
+            **bounded_in(server),
         }
         smallest = [float(u.measures["min_u"]) for u in uploads if "min_u" in u.measures]
         # Before there are prototypes there is no U, and infinity is no JSON.

@@ -30,6 +30,7 @@ from ..state import State
 @dataclass(frozen=True)
 class Moon(Method):
     name: ClassVar[str] = "moon"
+    private_units: ClassVar = ("record", "client")
     dataset_defaults: ClassVar = {
         "cifar100": {"mu": 1.0},
         "fc100": {"mu": 1.0},

@@ -95,7 +95,15 @@ SPEC: dict[str, Check] = {
     "long_tail": may_be(is_number),
     "few_shot": may_be(is_count),
     "method": lambda value: isinstance(value, dict) and is_text(value.get("name")),
+    **dict.fromkeys(("dropout", "straggler"), is_number),
+    **dict.fromkeys(("attack", "dp_unit"), may_be(is_text)),
+    **dict.fromkeys(("attackers", "target_epsilon", "delta", "dp_clip"), may_be(is_number)),
+    **dict.fromkeys(("dp_noise", "dp_feature_clip", "dp_prototype_noise"), may_be(is_number)),
 }
+OPTIONAL_IN_A_SPEC = (  # older runs do not have them
+    *("dropout", "straggler", "attack", "attackers", "dp_unit", "target_epsilon", "delta"),
+    *("dp_clip", "dp_noise", "dp_feature_clip", "dp_prototype_noise"),
+)
 RECORD: dict[str, Check] = {
     "round": is_count,
     "accuracy": is_share,
@@ -109,10 +117,23 @@ RECORD: dict[str, Check] = {
         may_be(is_number),
     ),
     **dict.fromkeys(("client_mean", "ece", "prototype_drift"), may_be(is_number)),
+    **dict.fromkeys(
+        ("epsilon", "prototypes_bounded", "prototype_rows", "min_u"), may_be(is_number)
+    ),
+    **dict.fromkeys(("cohort", "dropped", "late", "left_out", "attackers"), list_of(is_count)),
+    "rejected": list_of(record_of({"client": is_count, "reason": is_text})),
+    "aggregation": is_text,
+    "diverged": is_bool,
 }
 NEEDED_IN_A_RECORD = ("round", "accuracy", "bytes_up", "bytes_down", "timing", "train_loss")
 OPTIONAL_IN_A_RECORD = tuple(name for name in RECORD if name not in NEEDED_IN_A_RECORD)
 
+IMAGES: dict[str, Check] = {  # in partition.json
+    "shape": lambda value: (
+        list_of(is_count, 3)(value) and len(value) == 3 and min(value) > 0 and max(value) <= 4096
+    ),
+    **dict.fromkeys(("mean", "std"), list_of(is_number, 1)),
+}
 FILES: dict[str, dict[str, Check]] = {
     "partition": {"classes": list_of(is_text, 1), "class_counts": table_of(is_count)},
     "landscape": {

@@ -68,6 +68,11 @@ METRICS = {
         "Mean change of the consistent prototypes in a round, relative to their length.",
     ),
     "prototype_rows": ("Prototype rows", "", "Relational prototypes that the server holds."),
+    "prototypes_bounded": (
+        "Prototypes bounded",
+        "",
+        "Clients' prototypes that robust_prototypes shortened or pulled in.",
+    ),
     "min_u": (
         "Smallest U",
         "",
@@ -81,7 +86,7 @@ METRICS = {
     "timing.evaluate_seconds": ("Time of evaluation", "s", "Depends on the machine."),
     "timing.images_per_second": ("Images per second", "", "Trained on; depends on the machine."),
 }
-NO_METRIC = ("round", "cohort", "per_class", "diverged")
+NO_METRIC = ("round", "cohort", "per_class", "diverged", "dropped", "late", "rejected")
 LESS_IS_BETTER = ("ece", "train_loss", "timing", "bytes", "prototype_drift")
 
 # Facts of a specification that are no option of the run.
@@ -91,6 +96,8 @@ NO_OPTION = {
 }
 IN_A_SETTING = {  # said by setting_of
     *("partition", "long_tail", "few_shot", "clients", "participation", "epochs", "model"),
+    *("dropout", "straggler"),
+    *("attack", "attackers"),
 }
 # Files that other commands leave in a run folder, and what the page cannot do without.
 EXTRAS = {
@@ -265,7 +272,8 @@ def _numbers(record: Json) -> Iterator[tuple[str, float | None]]:
             terms = {f"{name}.{inner}": _short(number) for inner, number in value.items()}
             if name == "train_loss":
                 numbers = [number for number in terms.values() if number is not None]
-                yield name, _short(sum(numbers)) if len(numbers) == len(terms) else None
+                whole = numbers and len(numbers) == len(terms)  # else nobody trained, or diverged
+                yield name, _short(sum(numbers)) if whole else None
             yield from terms.items()
         elif value is None or isinstance(value, int | float):
             yield name, _short(value)

@@ -10,7 +10,7 @@ from ..errors import FedscError
 from ..evaluation import summarise
 from ..experiments.folder import FORMAT
 from ..files import parse_json, read_json, read_text
-from .checks import OPTIONAL_IN_A_RECORD, RECORD, SPEC, wrong_in
+from .checks import OPTIONAL_IN_A_RECORD, OPTIONAL_IN_A_SPEC, RECORD, SPEC, wrong_in
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def read_run(path: Path) -> RunData:
         raise FedscError(f"{path} has a format this version cannot read (it reads {FORMAT})")
     if not records:
         raise FedscError(f"{path} has no finished round")
-    wrong = wrong_in(spec, SPEC)
+    wrong = wrong_in(spec, SPEC, OPTIONAL_IN_A_SPEC)
     if wrong:
         raise FedscError(f"{path / 'spec.json'} is damaged: {wrong}")
     for number, record in enumerate(records, 1):
@@ -122,6 +122,11 @@ def find_folders(paths: list[Path]) -> tuple[list[Path], list[str]]:
     return list(folders.values()), skipped
 
 
+PRIVACY_OPTIONS = (
+    *("target_epsilon", "delta", "dp_clip", "dp_noise", "dp_feature_clip", "dp_prototype_noise"),
+)
+
+
 def setting_of(spec: dict[str, Any]) -> str:
     """What the clients had to cope with, in a few words: runs with the same can be compared."""
     words = [spec["partition"].replace("nid", "NID").replace(":", " ")]
@@ -132,6 +137,21 @@ def setting_of(spec: dict[str, Any]) -> str:
     words.append(f"{spec['clients']} clients")
     if spec["participation"] < 1:
         words.append(f"{spec['participation']:.0%} a round")
+    for name, what in (("dropout", "drop out"), ("straggler", "late")):
+        if spec.get(name):
+            words.append(f"{spec[name]:.0%} {what}")
     words.append("1 epoch" if spec["epochs"] == 1 else f"{spec['epochs']} epochs")
     words.append(spec["model"])
+    words += attack_of(spec)
+    if spec.get("dp_unit") not in (None, "none"):  # older runs do not have it
+        given = {name: spec[name] for name in PRIVACY_OPTIONS if spec.get(name) is not None}
+        amounts = (f"{name.replace('_', ' ')} {value:g}" for name, value in given.items())
+        words.append(f"private for one {spec['dp_unit']} ({', '.join(amounts)})")
     return ", ".join(words)
+
+
+def attack_of(spec: dict[str, Any]) -> list[str]:
+    """The attack that some of the clients made, if any; older folders know of none."""
+    if not spec.get("attack") or not spec.get("attackers"):
+        return []
+    return [f"{spec['attackers']:.0%} attack by {spec['attack']}"]

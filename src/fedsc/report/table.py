@@ -8,7 +8,7 @@ from collections.abc import Callable
 from rich import box
 from rich.table import Table
 
-from .runs import RunData, by_label
+from .runs import RunData, attack_of, by_label
 
 Number = float | None
 
@@ -17,6 +17,11 @@ def percent(values: list[Number]) -> str:
     """`88.13`: the mean over seeds."""
     numbers = [100 * value for value in values if value is not None]
     return f"{statistics.mean(numbers):.2f}" if numbers else "-"
+
+
+def short_percent(values: list[Number]) -> str:
+    """`4.2`, and nothing is zero."""
+    return f"{statistics.mean(100 * (value or 0) for value in values):.1f}"
 
 
 def percent_with_spread(values: list[Number]) -> str:
@@ -41,6 +46,14 @@ def seconds_per_round(run: RunData) -> float:
     return statistics.median(record["timing"]["seconds"] for record in records)
 
 
+def lost_share(run: RunData) -> Number:
+    """Of all the clients that were to take part in a round: not there, late or rejected."""
+    names = "dropped", "late", "rejected"
+    lost = sum(len(record.get(name, [])) for record in run.records for name in names)
+    asked = sum(len(record.get("cohort", [])) for record in run.records)
+    return lost / asked if lost and asked else None
+
+
 Column = tuple[str, Callable[[RunData], Number], Callable[[list[Number]], str]]
 COLUMNS: list[Column] = [
     ("last", lambda run: run.summary["last"], percent_with_spread),
@@ -53,6 +66,7 @@ COLUMNS: list[Column] = [
     ("nearest\nproto", last_value("nearest_prototype"), percent),
     ("worst\nclient", last_value("client_worst"), percent),
     ("ECE", last_value("ece"), percent),
+    ("lost", lost_share, short_percent),
     ("MB\nup", last_value("bytes_up"), megabytes),
     ("MB\ndown", last_value("bytes_down"), megabytes),
 ]
@@ -87,8 +101,9 @@ def comparison_table(runs: list[RunData]) -> Table:
     """For the terminal."""
     spec = runs[0].spec
     names, rows = comparison_rows(runs)
+    clients = ", ".join([f"{spec['clients']} clients", *attack_of(spec)])
     title = (
-        f"{spec['dataset']}, {spec['partition']}, {spec['clients']} clients, "
+        f"{spec['dataset']}, {spec['partition']}, {clients}, "
         f"{len(runs[0].records)} rounds of {spec['epochs']} epochs, test accuracy in %"
     )
     # Narrow gaps: the table has to fit into 80 columns.

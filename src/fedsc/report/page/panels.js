@@ -381,7 +381,7 @@ function drawLandscape() {
     "landscape",
     one
       ? "Loss on test images around this model, along two random directions, filter by filter as long as its weights."
-      : "Loss on test images; points are the models of one round, seen from the new global one (star).",
+      : "Loss on test images; points are the models of one round, seen from the new global one (star). Directions are random mixtures of the clients' steps.",
   );
   const bare = { showgrid: false };
   const layout = { xaxis: axis("direction 1", bare), yaxis: axis("direction 2", bare) };
