@@ -397,6 +397,7 @@ def mean_losses(uploads: list[Upload]) -> dict[str, float]:
     return {
         name: sum(float(u.losses[name]) * u.num_samples for u in uploads) / total
         for name in uploads[0].losses
+        if all(name in u.losses for u in uploads)  # a node may send what it likes
     }
 
 

@@ -128,7 +128,9 @@ class RunSpec:
     client_memory: float = option(
         4.0, "GiB of clients' states kept in memory; the rest lies on disk", above=0
     )
-    threads: int | None = option(None, "CPU threads (default: PyTorch's choice)", at_least=1)
+    threads: int | None = option(
+        None, "CPU threads (default: PyTorch's choice)", at_least=1, at_most=1024
+    )
 
     def __post_init__(self) -> None:
         check(self)

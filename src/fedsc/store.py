@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import save
 
 from .errors import FedscError
-from .files import read_bytes, write_atomically
+from .files import explain_write_errors, read_bytes, write_atomically
 from .state import State, flatten, num_bytes, read_state, to_device
 
 
@@ -43,7 +43,8 @@ class ClientStore(MutableMapping[int, State]):
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="fedsc-"))
             weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
-        self._folder.mkdir(parents=True, exist_ok=True)
+        with explain_write_errors(self._folder):
+            self._folder.mkdir(parents=True, exist_ok=True)
         return self._folder
 
     def __getitem__(self, client: int) -> State:

@@ -103,7 +103,7 @@ def _load(path: Path) -> dict[str, npt.NDArray[Any]]:
             arrays = {name: np.empty(0) for name in archive.files}
             for name in found:
                 with members.open(f"{name}.npy") as file:
-                    _check_header(file, sizes[name])
+                    check_header(file, sizes[name])
                 arrays[name] = archive[name]
             return arrays
     except OSError as error:
@@ -114,7 +114,7 @@ def _load(path: Path) -> dict[str, npt.NDArray[Any]]:
         raise FedscError(f"{path}: cannot read array '{name}': {error}") from error
 
 
-def _check_header(file: IO[bytes], size: int) -> None:
+def check_header(file: IO[bytes], size: int) -> None:
     """Before room is made for an array: does the member hold as much as its header announces?"""
     version = np.lib.format.read_magic(file)
     read = {

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from ..data.folder import SUFFIXES
 from ..data.images import decode, inspect
 from ..data.npz import read_npz_images
+from ..data.plan import cohort_size
 from ..data.transform import normalise
 from ..engines.local import load_state
 from ..errors import FedscError, in_words
@@ -145,10 +146,13 @@ def assemble(
         if claimed > 2 * num_bytes(state["model"]):
             raise ValueError("its weights are not those of such images and classes")
     network = build_model(*arguments)
-    task = Task(spec["clients"], spec["clients"], len(classes), 0, spec["rounds"], spec["seed"])
-    task = dataclasses.replace(task, feature_dim=check_model(network, shape, len(classes)))
+    clients = spec["clients"]
+    cohort = cohort_size(clients, spec["participation"])
+    dim = check_model(network, shape, len(classes))
+    task = Task(clients, cohort, len(classes), dim, spec["rounds"], spec["seed"])
     network = method.adapt_model(network, task)
-    check_like(state, {"model": network.state_dict()})
+    task = dataclasses.replace(task, feature_dim=check_model(network, shape, len(classes)))
+    check_like(state, {**method.init_server(task), "model": network.state_dict()})
     load_state(network, state["model"])
     facts = {
         "method": spec["label"],

@@ -27,7 +27,7 @@ from ..federation import Federation
 from ..state import to_device
 from .config import Job, read_run_config
 from .memory import NodeMemory, default_state_dir
-from .records import Facts, read_task, to_state, write_problem, write_upload
+from .records import Facts, read_state_like, read_task, write_problem, write_upload
 
 app = ClientApp()
 
@@ -58,8 +58,9 @@ def train(message: Message, context: Context) -> Message:
         remembered = memory.recall(round)
         if remembered is None:
             remembered = node.method.init_client(node.task)
-        model = to_device(to_state(content.array_records["model"]), node.device)
-        received = to_device(to_state(content.array_records["message"]), node.device)
+        model = read_state_like(content, "model", node.server["model"])
+        received = read_state_like(content, "message", node.method.broadcast(node.server))
+        model, received = (to_device(state, node.device) for state in (model, received))
         with number_of_threads(node.spec.threads):
             ((upload, new_memory),) = node.engine.fit(
                 round, [node.clients[client]], model, received, lambda _: remembered, node.on_images
@@ -83,6 +84,8 @@ def reply(message: Message, work: Callable[[], RecordDict]) -> Message:
 def node_of(context: Context, facts: Facts) -> tuple[Federation, int]:
     """The federation as this node sees it, with the data it has; and which client it is."""
     options, jobs = read_run_config(context.run_config)
+    if facts.job >= len(jobs):
+        raise FedscError(f"the server asks for run {facts.job} of {len(jobs)}")
     job = jobs[facts.job]
     spec, own = job.spec, context.node_config
     client = own.get("partition-id")

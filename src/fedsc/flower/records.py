@@ -13,16 +13,38 @@ or               problem  ConfigRecord  why the node cannot take part
 
 from __future__ import annotations
 
+import io
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from ..data.dataset import Augment
-from ..errors import FedscError
+from ..data.npz import check_header
+from ..errors import FedscError, in_words
 from ..method import Client, LocalResult, Method, Task, Upload
-from ..state import State, flatten, to_device, unflatten
+from ..report.checks import Check, is_count, is_image_shape, is_number, is_text, list_of, wrong_in
+from ..state import State, check_like, flatten, to_device, unflatten
+
+LONGEST_NAME = 200  # of a tensor or a number
+LONGEST_REASON = 500  # characters of what a node says
+
+
+def is_run_name(value: Any) -> bool:
+    """As the server draws it; nodes name a folder by it."""
+    return isinstance(value, str) and re.fullmatch("[0-9a-zA-Z]{1,64}", value) is not None
+
+
+TASK: dict[str, Check] = {
+    **{"round": is_count, "job": is_count, "run": is_run_name, "partition-hash": is_text},
+    **{"classes": list_of(is_text, 1), "image-shape": is_image_shape},
+    **dict.fromkeys(("mean", "std"), list_of(is_number, 1)),
+    "augment": lambda value: value in ("none", "crop-flip"),
+}
 
 
 @dataclass(frozen=True)
@@ -56,7 +78,12 @@ def write_task(round: int, facts: Facts) -> ConfigRecord:
 
 
 def read_task(content: RecordDict) -> tuple[int, Facts]:
-    task: dict[str, Any] = dict(content.config_records["task"])
+    task: dict[str, Any] = dict(content.config_records.get("task", {}))
+    wrong = wrong_in(task, TASK)
+    if not wrong and {len(task["mean"]), len(task["std"])} != {task["image-shape"][0]}:
+        wrong = "its normalisation has other channels than its images"
+    if wrong:
+        raise FedscError(f"the server's task cannot be used: {wrong}")
     facts = Facts(
         job=task["job"],
         run=task["run"],
@@ -74,8 +101,16 @@ def to_record(state: State) -> ArrayRecord:
     return ArrayRecord(flatten(state))
 
 
-def to_state(record: ArrayRecord) -> State:
-    return unflatten(dict(record.to_torch_state_dict()))
+def read_state_like(content: RecordDict, name: str, expected: State) -> State:
+    """A state that the server or this node itself has sent; must have all that is expected."""
+    if name not in content.array_records:
+        raise FedscError(f"the record '{name}' is missing")
+    state = nested(flat_state(content.array_records[name]))
+    try:
+        check_like(state, expected)
+    except ValueError as error:
+        raise FedscError(f"the record '{name}' cannot be used: {error}") from None
+    return state
 
 
 def write_upload(upload: Upload) -> RecordDict:
@@ -101,10 +136,24 @@ def problem_in(reply: Message) -> str | None:
     if reply.has_error():
         text = f"{reply.error.reason}"
     elif "problem" in reply.content.config_records:
-        text = str(reply.content.config_records["problem"]["text"])
+        text = str(reply.content.config_records["problem"].get("text", "it does not say why"))
     else:
         return None
-    return " ".join(text.split())
+    return on_one_line(text)
+
+
+def on_one_line(text: str) -> str:
+    """What others say, with nothing that a terminal would take for a command."""
+    line = " ".join(text.split())[:LONGEST_REASON]
+    return "".join(c if c.isprintable() else "?" for c in line) or "no reason"
+
+
+def read_client(content: RecordDict, num_clients: int) -> int:
+    """Which client a node says it is."""
+    client = content.config_records.get("node", ConfigRecord()).get("partition-id")
+    if not is_count(client) or client >= num_clients:  # type: ignore[operator]
+        raise FedscError(f"it says it is partition {client!r} (allowed: 0 to {num_clients - 1})")
+    return int(client)  # type: ignore[arg-type]
 
 
 def read_upload(content: RecordDict, client: int, model: State, extra: State | None) -> Upload:
@@ -129,18 +178,41 @@ def read_upload(content: RecordDict, client: int, model: State, extra: State | N
     return Upload(
         client,
         num_samples,
-        unflatten(sent["model"]),
-        unflatten(sent["extra"]),
+        nested(sent["model"]),
+        nested(sent["extra"]),
         read_numbers(numbers["losses"]),
         read_numbers(numbers["measures"]),
     )
 
 
 def flat_state(record: ArrayRecord) -> dict[str, torch.Tensor]:
+    check_names(record)
     try:
-        return dict(record.to_torch_state_dict())
+        return {name: to_tensor(array) for name, array in record.items()}
     except Exception as error:  # the bytes are somebody else's
-        raise FedscError(f"its arrays cannot be read: {error}") from None
+        raise FedscError(f"its arrays cannot be read: {in_words(error)}") from None
+
+
+def to_tensor(array: Array) -> torch.Tensor:
+    """As Flower does it, but no room is made for more than the bytes that are there."""
+    if array.stype != "numpy.ndarray":
+        raise ValueError(f"an array is {array.stype[:80]!r}, not numpy.ndarray")
+    check_header(io.BytesIO(array.data), len(array.data))
+    return torch.from_numpy(np.load(io.BytesIO(array.data), allow_pickle=False))
+
+
+def nested(flat: dict[str, torch.Tensor]) -> State:
+    try:
+        return unflatten(flat)
+    except ValueError as error:
+        raise FedscError(f"its arrays cannot be used: {error}") from None
+
+
+def check_names(record: Mapping[str, Any]) -> None:
+    """Names are said to people, and kept in run folders."""
+    for name in record:
+        if not name.isprintable() or len(name) > LONGEST_NAME:
+            raise FedscError(f"it has an impossible name, {name[:LONGEST_NAME]!r}")
 
 
 def check_state(
@@ -162,7 +234,11 @@ def check_state(
 
 
 def read_numbers(record: MetricRecord) -> State:
-    return {name: torch.tensor(value) for name, value in record.items()}
+    check_names(record)
+    for name, value in record.items():
+        if not is_number(value):
+            raise FedscError(f"its {name} is no number")
+    return {name: torch.tensor(float(value)) for name, value in record.items()}  # type: ignore[arg-type]
 
 
 def expected_extra(method: Method, task: Task, round: int, model: State, message: State) -> State:

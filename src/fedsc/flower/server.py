@@ -29,7 +29,17 @@ from ..method import Upload
 from ..progress import Lines
 from ..state import State, to_device
 from .config import Config, Job, NodeOptions, read_run_config
-from .records import Facts, expected_extra, problem_in, read_upload, to_record, write_task
+from .records import (
+    Facts,
+    expected_extra,
+    is_run_name,
+    on_one_line,
+    problem_in,
+    read_client,
+    read_upload,
+    to_record,
+    write_task,
+)
 
 SECONDS_BETWEEN_LINES = 30.0
 LONGEST_PAUSE = 1.0  # between two looks for replies
@@ -170,7 +180,8 @@ class NodesEngine:
                 )
 
     def leave_out(self, round: int, client: int, reason: str) -> None:
-        self.federation.say(f"round {round}: client {client} is left out: {reason}")
+        line = on_one_line(reason)
+        self.federation.say(f"round {round}: client {client} is left out: {line}")
 
     # Nodes ---------------------------------------------------------------------------------------
 
@@ -207,12 +218,14 @@ class NodesEngine:
             if reply is None:
                 self.asked.discard(node)  # ask again: it may have been busy
                 continue
-            if problem := problem_in(reply):
-                self.federation.say(f"node {node} cannot take part: {problem}")
-                continue
-            client = int(str(reply.content.config_records["node"]["partition-id"]))
-            if client in self.nodes:
-                self.federation.say(f"node {node} cannot take part: partition {client} is taken")
+            try:
+                if problem := problem_in(reply):
+                    raise FedscError(problem)
+                client = read_client(reply.content, self.federation.task.num_clients)
+                if client in self.nodes:
+                    raise FedscError(f"partition {client} is taken")
+            except FedscError as error:
+                self.federation.say(f"node {node} cannot take part: {on_one_line(str(error))}")
                 continue
             self.nodes[client] = node
 
@@ -272,4 +285,7 @@ def run_id(out: Path) -> str:
     if "flower" not in environment:
         environment["flower"] = {"flwr": version("flwr"), "run": secrets.token_hex(8)}
         write_atomically(path, (json.dumps(environment, indent=2) + "\n").encode())
-    return str(environment["flower"]["run"])
+    known = environment["flower"]
+    if not isinstance(known, dict) or not is_run_name(known.get("run")):
+        raise FedscError(f"{path} is damaged: it names no run of Flower")
+    return str(known["run"])

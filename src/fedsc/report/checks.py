@@ -34,6 +34,11 @@ def is_text(value: Any) -> bool:
     return isinstance(value, str) and value.replace("\n", " ").isprintable()
 
 
+def is_image_shape(value: Any) -> bool:
+    """(channels, height, width)"""
+    return list_of(is_count, 3)(value) and len(value) == 3 and 0 < min(value) <= max(value) <= 4096
+
+
 def is_said(value: Any) -> bool:
     return is_text(value) or is_number(value)
 
@@ -91,7 +96,7 @@ surface = table_of(may_be(is_number), 2)
 SPEC: dict[str, Check] = {
     **dict.fromkeys(("label", "dataset", "partition", "model", "hash"), is_text),
     **dict.fromkeys(("seed", "rounds", "clients", "epochs"), is_count),
-    "participation": is_number,
+    "participation": lambda value: is_number(value) and 0 < value <= 1,
     "long_tail": may_be(is_number),
     "few_shot": may_be(is_count),
     "method": lambda value: isinstance(value, dict) and is_text(value.get("name")),
@@ -129,9 +134,7 @@ NEEDED_IN_A_RECORD = ("round", "accuracy", "bytes_up", "bytes_down", "timing", "
 OPTIONAL_IN_A_RECORD = tuple(name for name in RECORD if name not in NEEDED_IN_A_RECORD)
 
 IMAGES: dict[str, Check] = {  # in partition.json
-    "shape": lambda value: (
-        list_of(is_count, 3)(value) and len(value) == 3 and min(value) > 0 and max(value) <= 4096
-    ),
+    "shape": is_image_shape,
     **dict.fromkeys(("mean", "std"), list_of(is_number, 1)),
 }
 FILES: dict[str, dict[str, Check]] = {

@@ -1,0 +1,49 @@
+"""Runs as `fedsc run` leaves them, made once for all that damage copies of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import fedsc
+from fedsc.experiments.runner import execute
+from fedsc.methods import method_from_text
+
+from .runs import EMBEDDING, LAND, METHODS, THEORY, StopAfterTwo, options, spec_of, tiny_data
+
+
+@pytest.fixture(scope="session")
+def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Real runs of two rounds, as `fedsc run` leaves them, with what analyses add."""
+    root = tmp_path_factory.mktemp("originals")
+    for text in METHODS:
+        folder = root / f"{text}-seed0"
+        fedsc.run(tiny_data(), method_from_text(text), out=folder, rounds=2, **options())
+        for name, content in (("landscape", LAND), ("embedding", EMBEDDING), ("theory", THEORY)):
+            (folder / f"{name}.json").write_text(json.dumps(content))
+    return root
+
+
+@pytest.fixture(scope="session")
+def cut_short(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Real runs that have a checkpoint after each of two rounds, and a third to go."""
+    root = tmp_path_factory.mktemp("cut")
+    for text in METHODS:
+        out, method = root / f"{text}-seed0", method_from_text(text)
+        with pytest.raises(KeyboardInterrupt):
+            execute(
+                *(spec_of(text), tiny_data(), method, None, out, StopAfterTwo()),
+                checkpoint_seconds=0,
+            )
+    return root
+
+
+@pytest.fixture(scope="session")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("fuzzed")
+    (root / "other").mkdir()
+    (root / "other" / "mine.txt").write_text("mine")
+    (root / "place").mkdir()
+    return root / "place"
