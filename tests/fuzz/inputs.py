@@ -137,6 +137,7 @@ def with_little_memory(script: str, mib: int = 512) -> str:
         "from pathlib import Path\n"
         "from fedsc.errors import FedscError\n"
         "from fedsc.data import cifar_pickle, fetch, folder, idx, images, npz, sources\n"
+        "from fedsc.experiments import checkpoint\n"
         "from fedsc.files import read_json\n"
         "kib = next(int(l.split()[1]) for l in open('/proc/self/status') if 'VmSize' in l)\n"
         f"limit = kib * 1024 + {mib} * 2**20\n"

@@ -36,6 +36,7 @@ from tests.data.test_cifar import python2_pickle, some_images
 from tests.report.made_runs import write_run
 
 from .inputs import with_little_memory
+from .test_checkpoints import forged
 from .test_data import npy, stored_npz
 
 # Code ---------------------------------------------------------------------------------------------
@@ -301,6 +302,16 @@ def test_small_files_do_not_fill_the_memory(tmp_path: Path) -> None:
     (tmp_path / "pax.tgz").write_bytes(gzipped_zeros(big, header_of_tar.tobuf()))
     (tmp_path / "deep.json").write_text("[" * 1_000_000)
 
+    # Checkpoints: a header of 8 EiB, a tensor of 4 TiB, a file of 8 GiB that takes no room.
+    tensor = {"dtype": "F32", "shape": [2**40], "data_offsets": [0, 2**42]}
+    facts = {"round": 1, "accuracy": 0.5, "memories": {}, "records": {}}
+    (tmp_path / "header.safetensors").write_bytes(struct.pack("<Q", 2**63 - 1) + bytes(100))
+    (tmp_path / "tensor.safetensors").write_bytes(forged({"w": tensor}, facts, bytes(100)))
+    with (tmp_path / "sparse.safetensors").open("wb") as sparse:
+        sparse.truncate(8 << 30)
+    (tmp_path / "array.npy").write_bytes(lying)
+    (tmp_path / "array.npz").write_bytes((tmp_path / "bomb.npz").read_bytes())
+
     said = with_little_memory(
         f"""
 root = Path({str(tmp_path)!r})
@@ -313,6 +324,13 @@ said(folder.read_folder, root / "images", 0)
 said(folder.read_folder, root / "huge", 0)
 said(fetch.unpack, root / "pax.tgz", root)
 said(read_json, root / "deep.json")
+for name in ("header", "tensor", "sparse"):
+    said(checkpoint.unseal, root / (name + ".safetensors"))
+from flwr.app import Array, ArrayRecord
+from fedsc.flower.records import flat_state
+for name in ("array.npy", "array.npz"):
+    array = Array("uint8", (1000000, 100, 100), "numpy.ndarray", (root / name).read_bytes())
+    said(flat_state, ArrayRecord(dict(w=array)))
 """
     ).splitlines()
     reasons = [
@@ -320,6 +338,8 @@ said(read_json, root / "deep.json")
         *("no list of whole numbers", "holds no dict", "CIFAR file", "under no text"),
         *("would become 3.1 GiB", "allowed: 1 to 4096 a side|decompression bomb"),
         *("a part of 2,147,483,648 bytes", "recursion"),
+        *("announces 9,223,372,036,854,775,807 bytes", "damaged", "more than fits in memory"),
+        *("it has 183 bytes", "cannot be read"),
     ]
     assert len(said) == len(reasons)
     for line, reason in zip(said, reasons, strict=True):
