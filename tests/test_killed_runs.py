@@ -194,6 +194,16 @@ def open_lines(path: Path) -> list[str]:
     return path.read_text().splitlines()
 
 
+def test_a_run_in_which_nobody_has_sent_anything_goes_on(tmp_path: Path) -> None:
+    """FedCDA's sums are empty then, and an empty group of tensors is not in the file."""
+    spec = dataclasses.replace(SPEC, method="fedcda", dropout=1.0, rounds=3)
+    with pytest.raises(KeyboardInterrupt):
+        run_until(tmp_path / "run", 1, spec)
+    run = run_until(tmp_path / "run", None, spec)
+    assert len(run.records) == 3
+    assert run.server["chosen_sum"] == {}
+
+
 def test_slow_checkpoints_are_written_less_often(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedsc.errors import FedscError
 from fedsc.experiments.checkpoint import ZEROS, unseal
 from fedsc.experiments.folder import BEST, NEWEST, PREVIOUS
 from fedsc.experiments.runner import execute
@@ -104,6 +105,17 @@ def test_resume_from_forged(
     shutil.copyfile(folder / name, folder / BEST)
     with nothing_outside(place):
         read_or_refuse(lambda: resume(method, folder))
+
+
+def test_a_state_that_only_its_method_can_judge(cut_short: Path, tmp_path: Path) -> None:
+    """FedCDA's server has heard of clients of which it keeps nothing."""
+    folder = tmp_path / "run"
+    shutil.copytree(cut_short / "fedcda-seed0", folder)
+    (folder / PREVIOUS).unlink()
+    header, facts, tensors = taken_apart((folder / NEWEST).read_bytes())
+    (folder / NEWEST).write_bytes(forged(header, {**facts, "records": {}}, tensors))
+    with pytest.raises(FedscError, match="cannot go on from its checkpoint: KeyError"):
+        resume("fedcda", folder)
 
 
 @fuzzed

@@ -15,7 +15,7 @@ from safetensors.torch import save
 
 from ..errors import FedscError
 from ..files import LARGEST_TEXT, parse_json, read_bytes
-from ..report.checks import Check, is_count, is_number, is_text, wrong_in
+from ..report.checks import Check, is_count, is_number, is_text, record_of, wrong_in
 from ..state import State, flatten, read_state
 
 Facts = dict[str, Any]
@@ -58,7 +58,7 @@ def unseal(path: Path) -> tuple[Facts, State]:
         return facts, read_state(bytes(content))
     except FedscError:
         raise
-    except (OSError, KeyError, TypeError, ValueError) as error:
+    except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise FedscError(f"{path} is damaged: {reason}") from None
 
@@ -68,6 +68,9 @@ def read_facts(content: bytearray, path: Path) -> Facts:
     if size > min(len(content) - 8, LARGEST_TEXT):
         raise ValueError(f"its header announces {size:,} bytes")
     header = parse_json(content[8 : 8 + size].decode(), path)
+    wrong = wrong_in(header, {"__metadata__": record_of({"fedsc": is_text})})
+    if wrong:
+        raise ValueError(f"of its header, {wrong}")
     facts: Facts = parse_json(header["__metadata__"]["fedsc"], path)
     wrong = wrong_in(facts, FACTS)
     if wrong:

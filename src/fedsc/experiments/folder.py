@@ -212,7 +212,9 @@ class RunFolder:
             check_like(state, federation.server)
         except (OSError, ValueError) as error:
             raise FedscError(f"{self.path / name} is damaged: {error}") from None
-        federation.server = to_device(state, federation.device)
+        # A group without tensors, such as FedCDA's sums before anybody has sent, leaves no trace.
+        empty = {key: value for key, value in federation.server.items() if value == {}}
+        federation.server = {**empty, **to_device(state, federation.device)}
         return lines
 
 

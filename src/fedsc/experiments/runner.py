@@ -165,7 +165,10 @@ def carry_out(
     progress.start(label, spec.rounds, federation.images_per_round(), federation.round)
     last_checkpoint, wait = time.monotonic(), checkpoint_seconds
     try:
-        for record in federation.rounds():
+        rounds = federation.rounds()
+        if out is not None and records:
+            rounds = after_checkpoint(rounds, out)
+        for record in rounds:
             records.append(record)
             if folder is not None:
                 folder.append_record(record)
@@ -187,6 +190,20 @@ def carry_out(
         folder.write_json("summary.json", summarise([r["accuracy"] for r in records]))
     load_state(federation.model, federation.server["model"])
     return Run(spec, federation.method, records, federation.model.eval(), federation.server, out)
+
+
+def after_checkpoint(rounds: Iterator[Record], path: Path) -> Iterator[Record]:
+    """Only the method knows all that a checkpoint must hold: if the first round fails with one that
+    seemed whole, the error says so."""
+    try:
+        first = next(rounds, None)
+    except FedscError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as e:
+        raise FedscError(f"{path} cannot go on from its checkpoint: {in_words(e)}") from e
+    if first is not None:
+        yield first
+    yield from rounds
 
 
 def build(
