@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -40,10 +42,13 @@ def cut_short(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(scope="session")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("fuzzed")
-    (root / "other").mkdir()
-    (root / "other" / "mine.txt").write_text("mine")
-    (root / "place").mkdir()
-    return root / "place"
+@pytest.fixture(scope="module")
+def place() -> Iterator[Path]:
+    """A folder to damage copies in. In memory where there is such a place: most of the time would
+    be spent on removing files and waiting for the disk."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as root:
+        (Path(root) / "other").mkdir()
+        (Path(root) / "other" / "mine.txt").write_text("mine")
+        (Path(root) / "place").mkdir()
+        yield Path(root) / "place"

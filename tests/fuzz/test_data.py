@@ -12,6 +12,7 @@ import tarfile
 import warnings
 import zipfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,23 +26,14 @@ from fedsc.data.cifar import read_binary
 from fedsc.data.cifar_pickle import read_python
 from fedsc.data.dataset import Dataset
 from fedsc.data.fetch import unpack
-from fedsc.data.folder import read_folder
+from fedsc.data.folder import read_folder, read_folder_part
 from fedsc.data.idx import read_idx
-from fedsc.data.npz import read_npz
+from fedsc.data.npz import read_npz, read_npz_images, read_npz_part
+from fedsc.errors import FedscError
 from tests.data.test_cifar import python2_pickle, some_images
 from tests.data.test_fetch import tar_gz
 
 from .inputs import damaged, fuzzed, nothing_outside, read_or_refuse
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder to put files into, with something beside it that must stay."""
-    root = tmp_path_factory.mktemp("data")
-    (root / "other").mkdir()
-    (root / "other" / "mine.txt").write_text("mine")
-    (root / "place").mkdir()
-    return root / "place"
 
 
 @pytest.fixture(autouse=True)
@@ -209,6 +201,11 @@ def npy_headers(draw: st.DrawFn) -> bytes:
 def test_npz(place: Path, content: bytes) -> None:
     (place / "a.npz").write_bytes(content)
     data = read_or_refuse(lambda: read_npz(place / "a.npz", 0))
+    for classes in (None, 2):
+        part = read_or_refuse(partial(read_npz_part, place / "a.npz", "train", classes))
+        assert part is None or (part[0].dtype == np.uint8 and part[1].max() < part[2])
+    images = read_or_refuse(lambda: read_npz_images(place / "a.npz"))
+    assert images is None or (images.dtype == np.uint8 and images.ndim == 4)
     assert not Path("pwned").exists()
     if data is not None:
         is_plain(data)
@@ -249,6 +246,16 @@ def test_folder_of_images(place: Path, content: bytes, suffix: str) -> None:
     if data is not None:
         is_plain(data)
         assert content not in OTHER_FORMATS
+    read_or_refuse(lambda: read_folder_part(root, "train", ("cat", "dog", "owl")))
+
+
+def test_classes_of_a_federation_lead_nowhere_else(tmp_path: Path) -> None:
+    for folder in ("own/cat", "own/dog", "secret"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "a.png").write_bytes(IMAGES[0])
+    for name in ("../secret", "..", str(tmp_path / "secret"), ""):
+        with pytest.raises(FedscError, match="cannot be the name of a folder"):
+            read_folder_part(tmp_path / "own", "train", ("cat", "dog", name))
 
 
 # Tiny-ImageNet ------------------------------------------------------------------------------------

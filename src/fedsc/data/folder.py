@@ -63,9 +63,12 @@ def read_folder_part(
     root = root / part if (root / part).is_dir() else root
     if classes is None:
         classes = _class_names(root)
+    for name in classes:
+        if name in ("", ".", "..") or Path(name).name != name:  # a server must not lead elsewhere
+            raise FedscError(f"class '{name}' cannot be the name of a folder in {root}")
     strangers = sorted(
         path.name
-        for path in root.iterdir()
+        for path in _members(root)
         if path.is_dir() and not path.name.startswith(".") and path.name not in classes
     )
     if strangers:
