@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 from pip_audit._format.json import JsonFormat
 from pip_audit._service.interface import (
@@ -62,3 +66,22 @@ def test_faults_are_told_even_if_others_were_not_looked_up() -> None:
     status, lines = judge(written({OTHER: [FAULT], UNKNOWN: []}))
     assert status == 2
     assert "PYSEC-2022-10" in lines[0]
+
+
+def test_all_that_is_installed_is_pinned_and_so_looked_up() -> None:
+    lines = (Path(__file__).parents[1] / "constraints.txt").read_text().splitlines()
+    pinned = {canonicalize_name(line.split("==")[0]) for line in lines if "==" in line}
+    needed: set[str] = set()
+    left = [Requirement("fedsc[report,track,flower,export,privacy,dev]")]
+    while left:
+        wanted = left.pop()
+        for text in importlib.metadata.requires(wanted.name) or []:
+            inner = Requirement(text)
+            name = canonicalize_name(inner.name)
+            marks = [{"extra": extra} for extra in (wanted.extras or {""})]
+            here = inner.marker is None or any(map(inner.marker.evaluate, marks))
+            if here and str(inner) not in needed:
+                needed.add(str(inner))
+                left.append(inner)
+                assert name in pinned, f"{name}, which {wanted.name} needs, is not in constraints"
+    assert len(needed) > 50
