@@ -62,6 +62,12 @@ def test_a_lying_header_takes_no_memory(
     assert peak < 8 << 20
 
 
+def test_no_bytes_of_an_impossible_shape(tmp_path: Path) -> None:
+    path = write(tmp_path / "a-ubyte", idx((0, 2, 2**31, 2**31), b""))
+    with pytest.raises(FedscError, match="allowed: at most"):
+        read_idx(path)
+
+
 def test_a_truncated_gzip(tmp_path: Path) -> None:
     whole = gzip.compress(idx((1000,), np.random.default_rng(0).bytes(1000)))
     (tmp_path / "a.gz").write_bytes(whole[:600])
