@@ -139,6 +139,20 @@ def test_the_model_of_a_run(originals: Path, place: Path, method: str, data: st.
         read_or_refuse(classify)
 
 
+def test_the_model_of_a_run_cannot_have_its_code_run(originals: Path, tmp_path: Path) -> None:
+    code = tmp_path / "evil.py"
+    code.write_text(f"open({str(tmp_path / 'pwned')!r}, 'w')\n")
+    for changed in ({"model": f"{code}:Evil"}, {"label": f"{code}:Evil"}):
+        folder = tmp_path / "run"
+        shutil.copytree(originals / "fedsc-seed0", folder)
+        spec = json.loads((folder / "spec.json").read_text())
+        (folder / "spec.json").write_text(json.dumps(spec | changed))
+        with pytest.raises(FedscError, match="asks to run the code in"):
+            load_trained(folder)
+        shutil.rmtree(folder)
+    assert not (tmp_path / "pwned").exists()
+
+
 @fuzzed
 @given(data=st.data())
 def test_the_state_of_a_client(cut_short: Path, place: Path, data: st.DataObject) -> None:

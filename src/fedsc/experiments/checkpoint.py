@@ -66,7 +66,7 @@ def unseal(path: Path) -> tuple[Facts, State]:
 def read_facts(content: bytearray, path: Path) -> Facts:
     size = int.from_bytes(content[:8], "little")
     if size > min(len(content) - 8, LARGEST_TEXT):
-        raise ValueError(f"its header announces {size:,} bytes")
+        raise ValueError(f"its header announces {size:,} bytes, it has {len(content):,} in all")
     header = parse_json(content[8 : 8 + size].decode(), path)
     wrong = wrong_in(header, {"__metadata__": record_of({"fedsc": is_text})})
     if wrong:
