@@ -120,7 +120,7 @@ def clients_of(sizes: list[int]) -> list[ClientData]:
 def test_clients_are_shared_out_whole_largest_first_and_evenly(
     sizes: list[int], slots: int
 ) -> None:
-    training = Training(0, 1, 64, 0.1, 0.9, 0.0, None, False, "fp32")
+    training = Training(0, 1, 64, 0.1, 0.9, 0.0, None, "none", "fp32")
     queues = share_out(clients_of(sizes), slots, training)
     dealt = [client.id for queue in queues for client in queue]
     assert sorted(dealt) == list(range(len(sizes)))

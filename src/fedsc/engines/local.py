@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from ..data.dataset import Dataset
+from ..data.dataset import Augment, Dataset
 from ..data.plan import ClientPlan, client_plan
 from ..data.randomness import generator
 from ..data.transform import crop_and_flip, normalise
@@ -36,7 +36,7 @@ class Training:
     momentum: float
     weight_decay: float
     clip_norm: float | None
-    augment: bool
+    augment: Augment
     precision: Precision
     privacy: Privacy = NOT_PRIVATE
 
@@ -62,7 +62,7 @@ class Images:
         device = self.images.device
         self.mean = torch.tensor(data.mean, device=device).view(-1, 1, 1)
         self.std = torch.tensor(data.std, device=device).view(-1, 1, 1)
-        self.augment = training.augment
+        self.augment = training.augment != "none"
         self.prepared = self.unchanging(self.images) if not self.augment else None
         self.test_images = data.test_images
         self.prepared_test = self.unchanging(self.test_images)
