@@ -156,7 +156,7 @@ def results(
         warn(f"skipped: {line}")
     for run in runs:
         if not run.complete:
-            warn(f"skipped: {run.path} is unfinished ({len(run.records)} rounds)")
+            warn(f"skipped: {run.path} is unfinished (round {run.rounds})")
     finished = [run for run in runs if run.complete]
     if not finished:
         raise FedscError(f"no finished run in {', '.join(map(str, others))}")
