@@ -37,7 +37,7 @@ def test_the_page_says_what_the_folders_say(monkeypatch: pytest.MonkeyPatch) -> 
 # The kinds of blocks ------------------------------------------------------------------------------
 
 
-def ending_in(last: float) -> list[float | None]:
+def ending_in(last: float) -> list[float]:
     """100 rounds at 70%, then 80%, and a last one of this accuracy in %."""
     return [0.7] * 95 + [0.8] * 4 + [last / 100]
 
@@ -92,8 +92,8 @@ def test_search(tmp_path: Path) -> None:
     steady = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.71, 0.73, 0.74, 0.76, 0.77]
     swinging = [0.5, 0.6, 0.5, 0.6, 0.55, 0.6, 0.5]
     common: dict[str, Any] = {"validation": 5000, "rounds": 12, "norm": "group"}
-    write_run(tmp_path / "x-seed0", "fedsc,neighbours=7", 0, [*steady], drift=True, **common)
-    write_run(tmp_path / "y-seed0", "fedsc,neighbours=8", 0, [*swinging], complete=False, **common)
+    write_run(tmp_path / "x-seed0", "fedsc,neighbours=7", 0, steady, drift=True, **common)
+    write_run(tmp_path / "y-seed0", "fedsc,neighbours=8", 0, swinging, complete=False, **common)
     # Swings: (4 · 10 + 1 + 2 + 1 + 2 + 1) / 9 and (3 · 10 + 2 · 5 + 10) / 6 points.
     assert block("search", [str(tmp_path)]).splitlines() == [
         "| reading | rounds | after 5 | after 10 | mean of last 5 | nearest prototype | swing |",
