@@ -31,6 +31,7 @@ __all__ = [
     "FedRCL",
     "FedSC",
     "Moon",
+    "changed_options",
     "installed_methods",
     "method_class",
     "method_from_text",
@@ -90,11 +91,17 @@ def method_from_text(text: str, dataset: str = "") -> Method:
     return cls(**settings)
 
 
-def method_to_text(method: Method) -> str:
+def method_to_text(method: Method, dataset: str = "") -> str:
     """The text that `method_from_text` makes this method of: its name and what is not default."""
-    changed = [
-        f"{field.name}={getattr(method, field.name)}"
+    changed = changed_options(method, dataset).items()
+    return ",".join([method.name, *(f"{name}={value}" for name, value in changed)])
+
+
+def changed_options(method: Method, dataset: str = "") -> dict[str, Any]:
+    """The hyperparameters that are not the method's default on the data set."""
+    chosen = method.dataset_defaults.get(dataset, {})
+    return {
+        field.name: getattr(method, field.name)
         for field in dataclasses.fields(method)
-        if getattr(method, field.name) != field.default
-    ]
-    return ",".join([method.name, *changed])
+        if getattr(method, field.name) != chosen.get(field.name, field.default)
+    }
