@@ -18,6 +18,7 @@ from .fedproto import FedProto
 from .fedprox import FedProx
 from .fedrcl import FedRCL
 from .fedsc import FedSC
+from .fedsc_plus import FedSCPlus
 from .moon import Moon
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "FedProx",
     "FedRCL",
     "FedSC",
+    "FedSCPlus",
     "Moon",
     "changed_options",
     "installed_methods",
@@ -39,7 +41,8 @@ __all__ = [
 ]
 
 METHODS: dict[str, type[Method]] = {
-    cls.name: cls for cls in (FedAvg, FedProx, Moon, FedNTD, FedProto, FedNH, FedRCL, FedCDA, FedSC)
+    cls.name: cls
+    for cls in (FedAvg, FedProx, Moon, FedNTD, FedProto, FedNH, FedRCL, FedCDA, FedSC, FedSCPlus)
 }
 
 
