@@ -3,10 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow fuzz audit clean
+.PHONY: demo test test-slow fuzz audit results clean
 
 demo: $(VENV)/installed
 	$(BIN)/fedsc run --config examples/demo.toml --out runs/demo --overwrite
+
+# The tables of docs/results.md, from the run folders in results/.
+results: $(VENV)/installed
+	$(BIN)/fedsc results --fill docs/results.md
 
 test: $(VENV)/installed-dev
 	$(BIN)/ruff check .

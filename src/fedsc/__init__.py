@@ -23,6 +23,7 @@ from .methods import (
     FedProx,
     FedRCL,
     FedSC,
+    FedSCPlus,
     Moon,
 )
 from .models.outputs import Outputs
@@ -45,6 +46,7 @@ __all__ = [
     "FedProx",
     "FedRCL",
     "FedSC",
+    "FedSCPlus",
     "Federation",
     "FedscError",
     "LocalResult",

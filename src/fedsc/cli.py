@@ -392,15 +392,28 @@ def sweep(
 
 @app.command()
 def results(
-    folders: list[Path] = typer.Argument(help="folders with runs, or those of reproduce and sweep"),
+    folders: list[Path] | None = typer.Argument(
+        None, help="folders with runs, or those of reproduce and sweep"
+    ),
     accuracy: float | None = typer.Option(
         None, help="accuracy in % whose cost in bytes and seconds is shown", min=0, max=100
     ),
     write: Path | None = typer.Option(None, help="write the tables to this .md, .tex or .csv"),
+    fill: Path | None = typer.Option(
+        None, help="make the marked tables of this .md page again; the page names the folders"
+    ),
 ) -> None:
     """Show runs as tables, or the tables of a grid again, without running anything."""
     from .experiments.reproduce import results as show_results
+    from .report.results_page import fill_page
 
+    if fill is not None:
+        if folders or write is not None or accuracy is not None:
+            raise FedscError("--fill stands alone: the page itself names its folders")
+        console.print(fill_page(fill), soft_wrap=True, highlight=False)
+        return
+    if not folders:
+        raise FedscError("give folders with runs, or a page to --fill")
     show_results(folders, console, None if accuracy is None else accuracy / 100, write)
 
 

@@ -173,7 +173,7 @@ class Federation:
             momentum=spec.momentum,
             weight_decay=spec.weight_decay,
             clip_norm=spec.clip_norm,
-            augment=augment == "crop-flip",
+            augment=augment,
             precision=self.precision,
             privacy=self.ledger.privacy,
         )

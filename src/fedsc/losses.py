@@ -39,6 +39,7 @@ def rpcl(
     tau: float,
     center: Tensor | None = None,
     outside: bool = False,
+    prior: Tensor | None = None,
 ) -> Tensor:
     """Relational Prototypes Contrastive Learning, Eq. 13-14.
 
@@ -47,12 +48,15 @@ def rpcl(
 
     `spread` is U (Q,) or (B, Q) where rows differ between samples, `exists` likewise. `outside`
     puts the sum over positives outside the logarithm: the mean over them of
-    logsumexp(s / tau) - s_p / tau. `center` (d,) is subtracted from both sides of the cosine.
+    logsumexp(s / tau) - s_p / tau. `center` (d,) is subtracted from both sides of the cosine;
+    `prior` (Q,) is added to s / tau.
     Samples whose class has no prototype do not count.
     """
     if center is not None:
         features, prototypes = features - center, prototypes - center
     scores = unit(features) @ unit(prototypes).T / (spread * tau)  # (B, Q)
+    if prior is not None:
+        scores = scores + prior
     positive = exists & (prototype_class == labels[:, None])
     everything = torch.logsumexp(scores.masked_fill(~exists, LOG_ZERO), -1)
     if outside:

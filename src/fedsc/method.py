@@ -287,11 +287,12 @@ def weighted_average(uploads: list[Upload], weights: list[float]) -> State:
     pairs = sorted(zip(uploads, weights, strict=True), key=lambda pair: pair[0].client)
     mean: State = {}
     for name, first in uploads[0].model.items():
-        if not first.is_floating_point():
+        if first.is_floating_point():
+            mean[name] = torch.zeros_like(first)
+        else:
             mean[name] = torch.stack([u.model[name] for u, _ in pairs]).amax(0)
-            continue
-        summed = torch.zeros_like(first)
-        for upload, weight in pairs:
-            summed.add_(upload.model[name], alpha=weight / total)
-        mean[name] = summed
+    floats = [name for name, tensor in mean.items() if tensor.is_floating_point()]
+    sums = [mean[name] for name in floats]
+    for upload, weight in pairs if sums else ():
+        torch._foreach_add_(sums, [upload.model[name] for name in floats], alpha=weight / total)
     return mean

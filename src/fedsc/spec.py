@@ -64,8 +64,10 @@ class RunSpec:
     clip_norm: float | None = option(
         None, "largest norm of a step's gradient (default: no limit)", above=0
     )
-    augment: Literal["auto", "none", "crop-flip"] = option(
-        "auto", "training images: as they are, or cropped and flipped at random"
+    augment: Literal["auto", "none", "crop-flip", "crop-flip-batch"] = option(
+        "auto",
+        "training images: as they are, or cropped and flipped at random, each for itself or a "
+        "whole batch alike",
     )
 
     dropout: float = option(

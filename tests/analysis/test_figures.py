@@ -16,8 +16,15 @@ from PIL import Image
 from fedsc import FedscError
 from fedsc.cli import main
 from fedsc.experiments.figure import KINDS
+from fedsc.experiments.grids import grid
 from fedsc.prototypes import mean_change
-from fedsc.report.figures import draw_classes, draw_sensitivity, sensitivity_points
+from fedsc.report.figures import (
+    draw_classes,
+    draw_sensitivity,
+    grid_points,
+    sensitivity_points,
+)
+from fedsc.report.grid_table import Results
 from fedsc.report.pictures import draw_curves, looks_of
 from fedsc.report.runs import RunData, read_run
 
@@ -129,10 +136,24 @@ def test_sensitivity_is_drawn(tmp_path: Path) -> None:
         "fedavg": [(math.nan, [0.75])],
         "missing": [(0.05, list[float]())],
     }
-    draw_sensitivity(points, "tau", tmp_path / "tau.png", "a title")
+    draw_sensitivity({"tau": points, "M": points}, tmp_path / "tau.png", "a title")
     assert_is_drawn(tmp_path / "tau.png")
     with pytest.raises(FedscError, match="nothing to draw"):
-        draw_sensitivity({"fedavg": [(math.nan, [0.5])]}, "tau", tmp_path / "none.png")
+        draw_sensitivity({"tau": {"fedavg": [(math.nan, [0.5])]}}, tmp_path / "none.png")
+
+
+def test_points_of_a_grid_are_at_the_values_that_were_run() -> None:
+    smoke = grid("figure6", "smoke").select(["clients/10", "clients/20", "epochs/1"], None)
+    runs = {("fedsc", "clients/10", seed): made_run(0.5 + seed / 10, seed) for seed in (0, 1)}
+    runs["fedavg", "clients/20", 0] = made_run(0.4, 0, "fedavg")
+    # Digits are dealt to 5 and 10 clients in the place of 10 and 20.
+    assert grid_points(Results(smoke, [0, 1], runs, 12, 9)) == {
+        "clients K": {
+            "FedAvg": [(5, []), (10, [0.4])],
+            "FedSC": [(5, [0.5, 0.6]), (10, [])],
+        },
+        "local epochs E": {"FedAvg": [(1, [])], "FedSC": [(1, [])]},
+    }
 
 
 def test_many_classes_are_drawn_by_rank(copied: Path, tmp_path: Path) -> None:

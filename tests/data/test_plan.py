@@ -74,6 +74,16 @@ def test_epochs_have_orders_and_augmentations_of_their_own() -> None:
     assert plan.shift.unique().tolist() == list(range(2 * CROP_PADDING + 1))
 
 
+def test_a_whole_batch_may_share_its_crop_and_flip() -> None:
+    plan = client_plan(0, 1, 0, 70, 3, 16, "crop-flip-batch")
+    assert plan.shift.shape == (3, 5, 16, 2)
+    assert plan.flip.shape == (3, 5, 16)
+    assert all(len(batch.unique(dim=0)) == 1 for batch in plan.shift.flatten(0, 1))
+    assert all(len(batch.unique()) == 1 for batch in plan.flip.flatten(0, 1))
+    assert len(plan.shift[:, :, 0].flatten(0, 1).unique(dim=0)) > 7  # of 15 batches
+    assert torch.equal(plan.order, client_plan(0, 1, 0, 70, 3, 16).order)
+
+
 def test_a_client_smaller_than_a_batch_has_one_batch_of_all_it_has() -> None:
     plan = client_plan(0, 1, 0, 5, 1, 64)
     assert plan.order.shape == (1, 1, 5)

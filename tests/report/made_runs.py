@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ def write_run(
     folder: Path,
     label: str,
     seed: int,
-    accuracies: list[float | None],
+    accuracies: Sequence[float | None],
     *,
     classes: list[str] | None = None,
     complete: bool = True,

@@ -55,7 +55,8 @@ def run(
         }
         for number, accuracy in enumerate(accuracies, 1)
     ]
-    return RunData(Path(label), {**SPEC, "label": label, "seed": seed, "lr": lr}, records, True)
+    spec = {**SPEC, "label": label, "method": {"name": label}, "seed": seed, "lr": lr}
+    return RunData(Path(label), spec, records, True)
 
 
 GRID = Grid(
@@ -258,7 +259,7 @@ def test_runs_are_grouped_by_setting_and_by_what_sets_them_apart() -> None:
         "digits, NID1 0.2, 10 clients, 5 epochs, mlp",
         "cifar10, NID1 0.2, 10 clients, 5 epochs, mlp",
     ]
-    assert tables[0].row_names == ["fedsc, lr=0.1", "fedsc, lr=0.01"]
+    assert tables[0].row_names == ["fedsc, lr=0.1", "fedsc"]  # 0.01 is the default
     assert tables[0].blocks[0].rows == [("80.50 ± 0.71",), ("80.50 ± 0.71",)]
     assert tables[1].row_names == ["fedavg"]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..errors import FedscError, unknown
 from .randomness import generator
 
-Augment = Literal["none", "crop-flip"]
+Augment = Literal["none", "crop-flip", "crop-flip-batch"]
 
 
 @dataclass(frozen=True)

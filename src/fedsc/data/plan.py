@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .dataset import Augment
 from .randomness import generator
 
 CROP_PADDING = 4
@@ -58,9 +59,13 @@ def client_plan(
     num_samples: int,
     epochs: int,
     batch_size: int,
-    augment: bool = True,
+    augment: Augment = "crop-flip",
 ) -> ClientPlan:
-    """The batches of one client in one round; without `augment`, no crop and no flip is drawn."""
+    """The batches of one client in one round.
+
+    With `crop-flip-batch` a batch shares one crop and one flip, as in FedSC's published code; with
+    `none` nothing is drawn.
+    """
     size = min(batch_size, num_samples)
     steps = steps_per_epoch(num_samples, size)
     rng = generator("batches", seed, round, client)
@@ -70,10 +75,12 @@ def client_plan(
 
     shape = (epochs, steps, size)
     shift, flip = np.full((*shape, 2), CROP_PADDING), np.zeros(shape, dtype=bool)
-    if augment:
+    if augment != "none":
         rng = generator("augmentation", seed, round, client)
         shift = rng.integers(0, 2 * CROP_PADDING + 1, (*shape, 2))
         flip = rng.integers(0, 2, shape).astype(bool)
+    if augment == "crop-flip-batch":
+        shift, flip = np.repeat(shift[:, :, :1], size, 2), np.repeat(flip[:, :, :1], size, 2)
     return ClientPlan(
         order=torch.from_numpy(order.reshape(shape)),
         weight=torch.from_numpy(weight.reshape(steps, size)),

@@ -38,6 +38,7 @@ from .local import (
     channels_last,
     copy_into,
     copy_state,
+    copy_tensors,
     load_state,
     plan_of,
     seed_layers,
@@ -46,6 +47,7 @@ from .local import (
 )
 
 MOST_SLOTS = 5
+STEPS_IN_TURN = 8
 
 
 class Kernels(NamedTuple):
@@ -141,7 +143,7 @@ class GraphEngine:
             slot.work(round, queue, global_model, memory_of, on_images, results)
             for slot, queue in zip(slots, queues, strict=True)
         ]
-        while running:  # a step of each slot in turn keeps all streams busy
+        while running:  # a few steps of each slot in turn keep all streams busy
             running = [visits for visits in running if next(visits, "over") != "over"]
         for slot in slots:
             slot.join()
@@ -336,15 +338,15 @@ class Slot:
         self.moments = self.method.moments(round)
         seed_layers(self.training.seed, round, client.id)
         load_state(self.model, self.method.local_model(global_model, memory))
-        for name, param in self.global_params.items():
-            param.copy_(global_model[name])
+        names = list(self.global_params)
+        copy_tensors(list(self.global_params.values()), [global_model[name] for name in names])
         for name, state in self.method.teachers(global_model, memory).items():
             if name not in self.teachers:
                 teacher = copy.deepcopy(self.model).requires_grad_(False)
                 self.teachers[name] = teacher.eval()
             load_state(self.teachers[name], state)
-        for state in self.optimiser.state.values():
-            state["momentum_buffer"].zero_()
+        momenta = [state["momentum_buffer"] for state in self.optimiser.state.values()]
+        torch._foreach_zero_(momenta)
         plan = plan_of(self.training, round, client)
         epochs, steps = plan.order.shape[:2]
         static = self.static
@@ -382,7 +384,12 @@ class Slot:
         on_images: OnImages,
         results: dict[int, tuple[Upload, State]],
     ) -> Iterator[None]:
-        """Train the clients of a queue one after another, a step at a time."""
+        """Train the clients of a queue one after another, a few steps at a time.
+
+        A few, so that the card has something to do while Python loads the next slot's client. An
+        uncaptured step takes Python as long as many captured ones take the card.
+        """
+        asked, in_turn = 0, STEPS_IN_TURN if self.captures else 1
         for client in queue:
             memory = memory_of(client.id)
             with self.on_stream():
@@ -400,7 +407,9 @@ class Slot:
                         else:
                             self.step(last)
                     on_images(self.static["order"].shape[1])
-                    yield
+                    asked += 1
+                    if asked % in_turn == 0:
+                        yield
             with self.on_stream():
                 self.clean_pass("end", client)
                 results[client.id] = self.finish(client, memory, steps)

@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from ..data.dataset import Dataset
+from ..data.dataset import Augment, Dataset
 from ..data.plan import ClientPlan, client_plan
 from ..data.randomness import generator
 from ..data.transform import crop_and_flip, normalise
@@ -36,7 +36,7 @@ class Training:
     momentum: float
     weight_decay: float
     clip_norm: float | None
-    augment: bool
+    augment: Augment
     precision: Precision
     privacy: Privacy = NOT_PRIVATE
 
@@ -62,7 +62,7 @@ class Images:
         device = self.images.device
         self.mean = torch.tensor(data.mean, device=device).view(-1, 1, 1)
         self.std = torch.tensor(data.std, device=device).view(-1, 1, 1)
-        self.augment = training.augment
+        self.augment = training.augment != "none"
         self.prepared = self.unchanging(self.images) if not self.augment else None
         self.test_images = data.test_images
         self.prepared_test = self.unchanging(self.test_images)
@@ -191,8 +191,20 @@ def total_of(terms: dict[str, Tensor]) -> Tensor:
 @torch.no_grad()
 def load_state(model: nn.Module, state: State) -> None:
     """Copy a state into a model's own tensors, in place."""
-    for name, tensor in model.state_dict().items():
-        tensor.copy_(state[name])
+    own = model.state_dict()
+    copy_tensors(list(own.values()), [state[name] for name in own])
+
+
+@torch.no_grad()
+def copy_tensors(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """All floating-point tensors in one launch, where PyTorch can: a client has a hundred."""
+    pairs = list(zip(targets, sources, strict=True))
+    floats = [pair for pair in pairs if pair[0].is_floating_point()]
+    if floats:
+        torch._foreach_copy_([target for target, _ in floats], [source for _, source in floats])
+    for target, source in pairs:
+        if not target.is_floating_point():
+            target.copy_(source)
 
 
 def copy_state(model: nn.Module) -> State:

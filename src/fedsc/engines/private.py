@@ -59,9 +59,11 @@ class PrivateSteps:
             picked, counted = torch.zeros(1, dtype=torch.int64), torch.zeros(1)
         shift = np.full((len(picked), 2), CROP_PADDING)
         flip = np.zeros(len(picked), dtype=bool)
-        if visit.training.augment:
+        if visit.training.augment != "none":
             shift = self.batch_rng.integers(0, 2 * CROP_PADDING + 1, shift.shape)
             flip = self.batch_rng.integers(0, 2, flip.shape).astype(bool)
+        if visit.training.augment == "crop-flip-batch":
+            shift[:], flip[:] = shift[0], flip[0]
         device = visit.engine.device
         images, labels = visit.images.train_batch(
             visit.client_data.indices[picked.to(device)],

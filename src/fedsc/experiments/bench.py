@@ -134,7 +134,7 @@ class PerSample(TorchDataset[tuple[Tensor, int]]):
         self.images, self.labels = data.train_images.cpu(), data.train_labels.tolist()
         self.mean = torch.tensor(data.mean).view(-1, 1, 1)
         self.std = torch.tensor(data.std).view(-1, 1, 1)
-        self.augment = data.augment == "crop-flip"
+        self.augment = data.augment != "none"
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -28,7 +28,7 @@ from ..data.dataset import Dataset
 from ..errors import FedscError, in_words
 from ..files import explain_write_errors, open_here, refuse_link
 from ..method import Method
-from ..methods import method_from_text
+from ..methods import changed_options, method_from_text
 from ..progress import data_progress
 from ..report.runs import RunData, read_run
 from ..spec import NOT_PART_OF_THE_HASH, RunSpec, spec_hash
@@ -86,10 +86,8 @@ def cells_of(grid: Grid, seeds: list[int], common: dict[str, Any] | None = None)
 def method_as_written_shortest(text: str, dataset: str) -> tuple[Method, str]:
     """Equal runs have equal names: `fedsc,tau=0.05` is `fedsc`, whose default that is."""
     method, name = method_from_text(text, dataset), text.split(",")[0].strip()
-    plain = method_from_text(name, dataset)
-    values = {field.name: getattr(method, field.name) for field in dataclasses.fields(method)}
-    changed = [f"{k}={value}" for k, value in values.items() if value != getattr(plain, k)]
-    return method, ",".join([name, *changed])
+    changed = changed_options(method, dataset).items()
+    return method, ",".join([name, *(f"{k}={value}" for k, value in changed)])
 
 
 def run_cells(

@@ -43,7 +43,7 @@ def make_figure(
         figures.draw_drift(runs, out)
     elif kind == "sensitivity":
         points, name = figures.sensitivity_points(runs, over)
-        figures.draw_sensitivity(points, name, out, title or pictures.title_of(runs[0].spec))
+        figures.draw_sensitivity({name: points}, out, title or pictures.title_of(runs[0].spec))
     elif kind == "partition":
         draw_partition_of(runs, out)
     else:

@@ -185,7 +185,7 @@ def results(
         warn(f"skipped: {line}")
     for run in runs:
         if not run.complete:
-            warn(f"skipped: {run.path} is unfinished ({len(run.records)} rounds)")
+            warn(f"skipped: {run.path} is unfinished (round {run.rounds})")
         elif not run.measured:
             warn(f"skipped: {run.path} has rounds without an accuracy")
     finished = [run for run in runs if run.complete and run.measured]
@@ -391,7 +391,7 @@ def pictures_of(
     found: Results, out: Path, data_dir: Path | None, console: Console, quiet: bool
 ) -> list[Path]:
     """Draw the figure of a grid, each picture as PNG and PDF; returns the files."""
-    from ..report import figures, grid_lines, pictures
+    from ..report import figures, pictures
 
     runs = list(found.runs.values())
     name = found.grid.name
@@ -408,7 +408,8 @@ def pictures_of(
                 stem = f"{name}-{folder_name(column.key)}"
                 drawings[stem] = functools.partial(figures.draw_embedding, own)
     elif name in ("figure5", "figure6"):
-        drawings[name] = functools.partial(grid_lines.draw_lines, found)
+        panels, title = figures.grid_points(found), found.grid.columns[0].group_heading
+        drawings[name] = functools.partial(figures.draw_sensitivity, panels, title=title)
     paths = []
     for stem, draw in drawings.items():
         for kind in ("png", "pdf"):

@@ -90,7 +90,7 @@ def run(
             raise FedscError(f"unknown option '{word}' (allowed: {', '.join(known)})")
     spec = RunSpec(
         dataset=name,
-        method=method_to_text(made_method),
+        method=method_to_text(made_method, name),
         model=model if isinstance(model, str) else getattr(model, "__name__", "custom"),
         **options,
     )

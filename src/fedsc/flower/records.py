@@ -17,7 +17,7 @@ import io
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -43,7 +43,7 @@ TASK: dict[str, Check] = {
     **{"round": is_count, "job": is_count, "run": is_run_name, "partition-hash": is_text},
     **{"classes": list_of(is_text, 1), "image-shape": is_image_shape},
     **dict.fromkeys(("mean", "std"), list_of(is_number, 1)),
-    "augment": lambda value: value in ("none", "crop-flip"),
+    "augment": lambda value: value in get_args(Augment),
 }
 
 

@@ -18,6 +18,7 @@ from .fedproto import FedProto
 from .fedprox import FedProx
 from .fedrcl import FedRCL
 from .fedsc import FedSC
+from .fedsc_plus import FedSCPlus
 from .moon import Moon
 
 __all__ = [
@@ -30,7 +31,9 @@ __all__ = [
     "FedProx",
     "FedRCL",
     "FedSC",
+    "FedSCPlus",
     "Moon",
+    "changed_options",
     "installed_methods",
     "method_class",
     "method_from_text",
@@ -38,7 +41,8 @@ __all__ = [
 ]
 
 METHODS: dict[str, type[Method]] = {
-    cls.name: cls for cls in (FedAvg, FedProx, Moon, FedNTD, FedProto, FedNH, FedRCL, FedCDA, FedSC)
+    cls.name: cls
+    for cls in (FedAvg, FedProx, Moon, FedNTD, FedProto, FedNH, FedRCL, FedCDA, FedSC, FedSCPlus)
 }
 
 
@@ -90,11 +94,17 @@ def method_from_text(text: str, dataset: str = "") -> Method:
     return cls(**settings)
 
 
-def method_to_text(method: Method) -> str:
+def method_to_text(method: Method, dataset: str = "") -> str:
     """The text that `method_from_text` makes this method of: its name and what is not default."""
-    changed = [
-        f"{field.name}={getattr(method, field.name)}"
+    changed = changed_options(method, dataset).items()
+    return ",".join([method.name, *(f"{name}={value}" for name, value in changed)])
+
+
+def changed_options(method: Method, dataset: str = "") -> dict[str, Any]:
+    """The hyperparameters that are not the method's default on the data set."""
+    chosen = method.dataset_defaults.get(dataset, {})
+    return {
+        field.name: getattr(method, field.name)
         for field in dataclasses.fields(method)
-        if getattr(method, field.name) != field.default
-    ]
-    return ",".join([method.name, *changed])
+        if getattr(method, field.name) != chosen.get(field.name, field.default)
+    }

@@ -37,7 +37,7 @@ from ..state import State
 class FedSC(Method):
     name: ClassVar[str] = "fedsc"
     sent_prototypes: ClassVar[str | None] = "prototypes"
-    private_units: ClassVar = ("record", "client")
+    private_units: ClassVar[tuple[str, ...]] = ("record", "client")
     presets: ClassVar = {
         "literal": {"u_mode": "round", "cpdr": "l1_sum"},
         "private": {"u_mode": "none", "proto_source": "eval"},  # what DP-SGD can cover
@@ -409,7 +409,12 @@ class FedSC(Method):
             self.tau,
             center,
             outside=self.positives == "outside",
+            prior=self.row_prior(batch, row_class, exists),
         )
+
+    def row_prior(self, batch: Batch, row_class: Tensor, exists: Tensor) -> Tensor | None:
+        """What is added to each row's score in RPCL, (Q,): nothing in the paper."""
+        return None
 
     def upload(self, result: LocalResult) -> State:
         totals = result.observed["end" if "end" in result.observed else "last_epoch"]

@@ -19,6 +19,7 @@ from ..errors import FedscError
 from ..files import read_json
 from .checks import check_file
 from .colours import COLOURS
+from .grid_table import Results
 from .pictures import (
     DASHES,
     MARKERS,
@@ -61,50 +62,62 @@ AXIS_NAMES = {
 Points = dict[str, list[tuple[float, list[float]]]]  # by method: a value, the accuracies over seeds
 
 
-def draw_sensitivity(points: Points, x_label: str, path: Path, title: str = "") -> None:
-    """Accuracy (a share, 0 to 1) over a hyperparameter: mean and standard deviation over seeds
-    (Fig. 5 and 6).
-
-    The values stand at equal distances. A method that has no such hyperparameter gives its
-    accuracies once, at NaN, and is drawn as a level.
+def draw_sensitivity(panels: dict[str, Points], path: Path, title: str = "") -> None:
+    """Accuracy (a share, 0 to 1) over hyperparameters: mean and standard deviation over seeds
+    (Fig. 5 and 6). A panel for each, by the name of its axis.
     """
-    values = sorted({x for found in points.values() for x, _ in found if not math.isnan(x)})
-    if not values:
-        raise FedscError(f"no run with a value of {x_label}: nothing to draw")
-    place = {x: number for number, x in enumerate(values)}
+    panels = {
+        name: points
+        for name, points in panels.items()
+        if any(each and not math.isnan(x) for found in points.values() for x, each in found)
+    }
+    if not panels:
+        raise FedscError("no run has a value of the hyperparameter: nothing to draw")
+    size = PANEL[0] * len(panels), PANEL[1]
     with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(figsize=PANEL, layout="constrained")
-        for number, (label, found) in enumerate(points.items()):
-            look: dict[str, Any] = {
-                "color": COLOURS[number % len(COLOURS)],
-                "linestyle": DASHES[number % len(DASHES)],
-                "label": label,
-            }
-            kept = sorted((x, 100 * np.array(each)) for x, each in found if len(each))
-            means = [float(each.mean()) for _, each in kept]
-            spreads = [mean_and_spread(each.tolist())[1] or 0.0 for _, each in kept]
-            if kept and math.isnan(kept[0][0]):
-                axes.axhline(means[0], **look)
-                low, high = means[0] - spreads[0], means[0] + spreads[0]
-                axes.axhspan(low, high, color=look["color"], alpha=0.12, linewidth=0)
-                continue
-            axes.errorbar(
-                [place[x] for x, _ in kept],
-                means,
-                spreads if any(spreads) else None,
-                marker=MARKERS[number % len(MARKERS)],
-                markersize=5,
-                capsize=3,
-                elinewidth=1,
-                **look,
-            )
-        axes.set_title(title)
-        axes.set_xticks(range(len(values)), [f"{x:g}" for x in values])
-        axes.set_xlim(-0.4, len(values) - 0.6)
-        axes.set_xlabel(x_label)
-        axes.set_ylabel("test accuracy, %")
-        axes.legend()
+        figure, rows = plt.subplots(
+            1, len(panels), figsize=size, squeeze=False, sharey=True, layout="constrained"
+        )
+        for axes, (name, points) in zip(rows[0], panels.items(), strict=True):
+            draw_over_values(axes, points)
+            axes.set_xlabel(name)
+        rows[0][0].set_title(title)
+        rows[0][0].set_ylabel("test accuracy, %")
+        rows[0][-1].legend()
         save_figure(figure, path)
+
+
+def draw_over_values(axes: Axes, points: Points) -> None:
+    """The values stand at equal distances, for they may span orders of magnitude. A method that has
+    no such hyperparameter gives its accuracies once, at NaN, and is drawn as a level."""
+    values = sorted({x for found in points.values() for x, _ in found if not math.isnan(x)})
+    place = {x: number for number, x in enumerate(values)}
+    for number, (label, found) in enumerate(points.items()):
+        look: dict[str, Any] = {
+            "color": COLOURS[number % len(COLOURS)],
+            "linestyle": DASHES[number % len(DASHES)],
+            "label": label,
+        }
+        kept = sorted((x, 100 * np.array(each)) for x, each in found if len(each))
+        means = [float(each.mean()) for _, each in kept]
+        spreads = [mean_and_spread(each.tolist())[1] or 0.0 for _, each in kept]
+        if kept and math.isnan(kept[0][0]):
+            axes.axhline(means[0], **look)
+            low, high = means[0] - spreads[0], means[0] + spreads[0]
+            axes.axhspan(low, high, color=look["color"], alpha=0.12, linewidth=0)
+            continue
+        axes.errorbar(
+            [place[x] for x, _ in kept],
+            means,
+            spreads if any(spreads) else None,
+            marker=MARKERS[number % len(MARKERS)],
+            markersize=5,
+            capsize=3,
+            elinewidth=1,
+            **look,
+        )
+    axes.set_xticks(range(len(values)), [f"{x:g}" for x in values])
+    axes.set_xlim(-0.4, len(values) - 0.6)
 
 
 def draw_classes(runs: list[RunData], path: Path) -> None:
@@ -393,6 +406,18 @@ def sensitivity_points(runs: list[RunData], over: str | None = None) -> tuple[Po
         else:
             line.append((x, [run.summary["last"]]))
     return points, AXIS_NAMES.get(over, over)
+
+
+def grid_points(results: Results) -> dict[str, Points]:
+    """The same from a grid whose columns are the values of hyperparameters: a panel for each."""
+    panels: dict[str, Points] = {}
+    for column in results.grid.columns:
+        points = panels.setdefault(AXIS_NAMES[column.group], {})
+        value = float(column.heading.split(" = ")[1].split("\n")[0])  # `K = 5`, `(for 10)` below it
+        for row in results.grid.rows:
+            accuracies = [run.summary["last"] for run in results.of(row, column)]
+            points.setdefault(row.heading, []).append((value, accuracies))
+    return panels
 
 
 def numbers_of(run: RunData) -> dict[str, float]:

@@ -234,8 +234,12 @@ def best_against_second(groups: dict[str, list[RunData]]) -> tuple[str, str, str
     elif p is None:
         text = "no spread"
     else:
-        text = "<0.001" if p < 0.001 else f"{p:.3f}"
+        text = p_text(p)
     return best, second, f"{means[best] - means[second]:.2f}", text
+
+
+def p_text(p: float) -> str:
+    return "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
 # Costs --------------------------------------------------------------------------------------------

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import statistics
 from pathlib import Path
 from typing import Any
 
 from ..errors import FedscError
+from ..method import Method
+from ..methods import changed_options, method_from_text
+from ..options import options_of
+from ..plugins import is_path
+from ..spec import RunSpec
 from .grid_table import (
     as_csv,
     best_and_second,
@@ -26,31 +32,84 @@ NOT_TOLD_APART_BY = {
     *("device", "engine", "slots", "compile", "threads", "client_memory"),
 }
 FORMATS = ".md, .tex, .csv"
+DEFAULTS = {opt.name: opt.default for opt in options_of(RunSpec)}
 
 Groups = dict[str, list[RunData]]
 
 
 def groups_by_setting(runs: list[RunData]) -> dict[str, Groups]:
     """Runs that differ in their seed only, by data set and setting, and by what sets them apart."""
+    return {
+        title: {", ".join(words): group for words, group in told_apart(members).items()}
+        for title, members in by_setting(runs).items()
+    }
+
+
+def by_setting(runs: list[RunData]) -> dict[str, list[RunData]]:
     settings: dict[str, list[RunData]] = {}
     for run in runs:
         settings.setdefault(f"{run.spec['dataset']}, {setting_of(run.spec)}", []).append(run)
-    return {title: _groups(members) for title, members in settings.items()}
+    return settings
 
 
-def _groups(runs: list[RunData]) -> Groups:
-    """By the method as it was written, and those options that are not the same in all runs."""
-    told_apart = [
+def told_apart(
+    runs: list[RunData], besides: tuple[str, ...] = ()
+) -> dict[tuple[str, ...], list[RunData]]:
+    """By method, and by those options that are not the same in all runs, where not the default.
+
+    `besides` names options that the caller looks at itself.
+    """
+    differ = [
         name
-        for name in runs[0].spec
-        if name not in NOT_TOLD_APART_BY | {"method"}
-        and len({json.dumps(run.spec.get(name)) for run in runs}) > 1
+        for name in dict.fromkeys(name for run in runs for name in run.spec)
+        if name not in {*NOT_TOLD_APART_BY, "method", *besides}
+        and len({json.dumps(value_of(run, name)) for run in runs}) > 1
     ]
-    groups: Groups = {}
+    groups: dict[tuple[str, ...], list[RunData]] = {}
     for run in runs:
-        words = [run.label, *(f"{name}={run.spec.get(name)}" for name in told_apart)]
-        groups.setdefault(", ".join(words), []).append(run)
+        values = ((name, value_of(run, name)) for name in differ)
+        words = [f"{n}={option_text(v)}" for n, v in values if v != DEFAULTS.get(n)]
+        groups.setdefault((method_of(run), *words), []).append(run)
     return groups
+
+
+def value_of(run: RunData, name: str) -> Any:
+    """Of an option; what an older run does not name was as it is now by default."""
+    return run.spec.get(name, DEFAULTS.get(name))
+
+
+def method_of(run: RunData) -> str:
+    """The method with the options that are not the default today.
+
+    What the user wrote may mean something else by now: a run keeps the values, not the defaults.
+    """
+    method = recorded_method(run)
+    if method is None:
+        return run.label
+    name, *words = (word.strip() for word in run.label.split(","))
+    dataset = run.spec["dataset"]
+    if not all("=" in word for word in words) and method_from_text(run.label, dataset) == method:
+        return run.label  # a preset says more than its options
+    changed = changed_options(method, dataset).items()
+    return ",".join([name, *(f"{option}={option_text(value)}" for option, value in changed)])
+
+
+def recorded_method(run: RunData) -> Method | None:
+    """None where this version has no such method or option; a user's own file is not run."""
+    values = {name: value for name, value in run.spec["method"].items() if name != "name"}
+    if is_path(run.label):
+        return None
+    try:
+        return dataclasses.replace(method_from_text(run.label, run.spec["dataset"]), **values)
+    except (FedscError, TypeError):  # TypeError: an option that has gone
+        return None
+
+
+def option_text(value: Any) -> str:
+    """As it is written on the command line: `true`, `none`, `0.1`, `1`."""
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
 def results_tables(runs: list[RunData], accuracy: float | None = None) -> list[TextTable]:

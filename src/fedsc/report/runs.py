@@ -33,6 +33,12 @@ class RunData:
         return all(record["accuracy"] is not None for record in self.records)
 
     @property
+    def rounds(self) -> str:
+        """How far it came: `100`, or `40 of 100`."""
+        done, asked = self.records[-1]["round"], self.spec["rounds"]
+        return f"{done}" if done >= asked else f"{done} of {asked}"
+
+    @property
     def summary(self) -> dict[str, float]:
         return summarise([record["accuracy"] for record in self.records])
 

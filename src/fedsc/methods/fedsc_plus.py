@@ -1,0 +1,86 @@
+"""FedSC+: FedSC and what measuring it asked for. Not in the paper; see `docs/results.md`.
+
+Three things are added to FedSC, each of which can be switched off:
+
+    smoothing      c_k^j <- s c_k^j(before) + (1 - s) c_k^j. FedSC pulls features to where the last
+                   round's features were; unsmoothed, its accuracy swings from round to round.
+    rpcl_prior     the scores of RPCL get log(share of the row's class at the client), as the logits
+                   of CE do under logit adjustment (Menon et al. 2021; FedLC, Zhang et al. 2022):
+                   otherwise RPCL drives features away from the classes that a client lacks.
+    distillation   KL from the received model's view of the classes that a client lacks
+                   (FedVLS, Guo et al. 2024).
+
+    client:  CE(logits + log share) + w_1 RPCL(scores + log share) + w_2 CPDR + w_3 KL_absent
+
+Server: FedSC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ..losses import LOG_ZERO
+from ..method import Batch, Upload
+from ..options import option
+from ..state import State
+from .fedsc import FedSC
+
+
+@dataclass(frozen=True)
+class FedSCPlus(FedSC):
+    name: ClassVar[str] = "fedsc+"
+    presets: ClassVar = {}
+    private_units: ClassVar = ()  # shares of classes and smoothed prototypes are not accounted for
+
+    logit_adjustment: float = option(
+        1.0, "adds this times log(share of the class at the client) to the logits of CE", at_least=0
+    )
+    smoothing: float = option(
+        0.8, "share of a client's old prototype that stays in its new one", at_least=0, at_most=1
+    )
+    rpcl_prior: float = option(
+        1.0, "adds this times log(share of the class at the client) to the scores of RPCL"
+    )
+    distillation: float = option(
+        0.0, "weight of the received model's view of the classes a client lacks", at_least=0
+    )
+
+    def update_pool(self, server: State, uploads: list[Upload]) -> State:
+        pool = super().update_pool(server, uploads)
+        both = (server["counts"] > 0) & (pool["counts"] > 0)  # (S, C)
+        both &= (server["owner"] == pool["owner"])[:, None]
+        smoothed = torch.lerp(pool["prototypes"], server["prototypes"], self.smoothing)
+        pool["prototypes"] = torch.where(both[..., None], smoothed, pool["prototypes"])
+        return pool
+
+    def row_prior(self, batch: Batch, row_class: Tensor, exists: Tensor) -> Tensor | None:
+        """log(share of the class), (Q,): shared out among the rows of the class."""
+        if not self.rpcl_prior:
+            return None
+        share = batch.client.class_counts.clamp_min(0.5)
+        rows = torch.zeros_like(share).index_add(0, row_class, exists.to(share)).clamp_min(1)
+        return self.rpcl_prior * (share / share.sum() / rows).log()[row_class]
+
+    def teachers(self, received_model: State, memory: State) -> Mapping[str, State]:
+        return {"global": received_model} if self.distillation else {}
+
+    def loss(self, batch: Batch) -> dict[str, Tensor]:
+        terms = super().loss(batch)
+        if self.distillation:
+            absent = batch.client.class_counts < 1  # (C,)
+            teacher = batch.teachers["global"].logits
+            divergence = absent_divergence(batch.student.logits, teacher, absent)
+            terms["absent"] = self.distillation * divergence.mean()
+        return terms
+
+
+def absent_divergence(logits: Tensor, teacher: Tensor, absent: Tensor) -> Tensor:
+    """KL(teacher || student) of the softmax over the absent classes alone, (B,); 0 without any."""
+    log_p = torch.log_softmax(logits.masked_fill(~absent, LOG_ZERO), -1)
+    log_q = torch.log_softmax(teacher.masked_fill(~absent, LOG_ZERO), -1)
+    return ((log_q.exp() * (log_q - log_p)) * absent).sum(-1)

@@ -1,0 +1,320 @@
+"""Tables within a page of prose: each kind of block, against figures worked out by hand."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsc.cli import main
+from fedsc.errors import FedscError
+from fedsc.report.results_page import block, fill_page, filled, paper_number
+from fedsc.report.results_table import method_of
+from fedsc.report.runs import read_run
+from tests.report.made_runs import write_run
+
+ROOT = Path(__file__).parents[2]
+PAPER: dict[str, Any] = {
+    "dataset": "cifar10",
+    "clients": 10,
+    "epochs": 10,
+    "model": "resnet10",
+    "augment": "crop-flip",
+    "lr": 0.01,
+    "rounds": 100,
+}
+
+
+def test_the_page_says_what_the_folders_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    page = (ROOT / "docs" / "results.md").read_text()
+    assert filled(page) == page, "the page is older than results/: call `make results`"
+
+
+# The kinds of blocks ------------------------------------------------------------------------------
+
+
+def ending_in(last: float) -> list[float]:
+    """100 rounds at 70%, then 80%, and a last one of this accuracy in %."""
+    return [0.7] * 95 + [0.8] * 4 + [last / 100]
+
+
+def test_comparison(tmp_path: Path) -> None:
+    for seed, (fedavg, fedcda) in enumerate([(84, 86), (85, 87.5), (86, 88)]):
+        accuracies = ending_in(fedavg)
+        accuracies[49] = 0.9
+        write_run(tmp_path / f"a{seed}", "fedavg", seed, accuracies, **PAPER)
+        write_run(tmp_path / f"b{seed}", "fedcda", seed, ending_in(fedcda), **PAPER)
+    write_run(tmp_path / "c", "moon", 1, ending_in(84.5), **PAPER)
+    cut = [0.75] * 40
+    write_run(tmp_path / "d", "fedavg,logit_adjustment=1", 0, cut, complete=False, **PAPER)
+    (tmp_path / "c" / "environment.json").write_text('{"device": "NVIDIA H200"}')
+    # fedcda is ahead by 2, 2.5 and 2: t = (13/6) / (sqrt(1/12) / sqrt(3)) = 13 with 2 degrees of
+    # freedom, and p = 1 - 13 / sqrt(2 + 13²) = 0.0059.
+    assert block("comparison", [str(tmp_path)]).splitlines() == [
+        "| method | seeds | rounds | last | mean of last 5 | best | paper | over FedAvg | p "
+        "| images/s |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| fedavg | 3 | 100 | *85.00 ± 1.00* | 81.00 ± 0.20 | 90.00 | 84.65 | - | - | 12,346 |",
+        r"| fedavg,logit\_adjustment=1 | 1 | 40 of 100 | 75.00 | 75.00 | 75.00 | - | - | - "
+        "| 12,346 |",
+        "| moon | 1 | 100 | 84.50 | 80.90 | 84.50 | 86.10 | -0.50 | - | 12,346 |",
+        "| fedcda | 3 | 100 | **87.17 ± 1.04** | 81.43 ± 0.21 | 87.17 | 87.11 | +2.17 | 0.006 "
+        "| 12,346 |",
+        "",
+        "cifar10, NID1 0.2, 10 clients, 10 epochs, resnet10. Accuracy in % on the test set.",
+        "`last`: after the last round, mean ± standard deviation.",
+        "`over FedAvg`: points ahead of it after the last round, over the seeds that both have; "
+        "`p`: paired t-test, from 3 seeds on.",
+        "`images/s`: of training, on NVIDIA H200.",
+    ]
+
+
+def test_a_reading_with_another_norm_is_compared_with_fedavg_of_that_norm(tmp_path: Path) -> None:
+    for name, accuracy in (("fedavg", 0.6), ("fedsc", 0.7)):
+        write_run(tmp_path / name, name, 0, [accuracy])
+        write_run(tmp_path / f"{name}-group", name, 0, [accuracy - 0.2], norm="group")
+    write_run(tmp_path / "moon-none", "moon", 0, [0.9], norm="none")
+    rows = [line.split(" | ") for line in block("comparison", [str(tmp_path)]).splitlines()]
+    assert [(row[0], row[6]) for row in rows[2:7]] == [
+        ("| fedavg", "-"),
+        ("| fedavg, norm=group", "-"),
+        ("| moon, norm=none", "-"),
+        ("| fedsc", "+10.00"),
+        ("| fedsc, norm=group", "+10.00"),
+    ]
+
+
+def test_search(tmp_path: Path) -> None:
+    steady = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.71, 0.73, 0.74, 0.76, 0.77]
+    swinging = [0.5, 0.6, 0.5, 0.6, 0.55, 0.6, 0.5]
+    common: dict[str, Any] = {"validation": 5000, "rounds": 12, "norm": "group"}
+    write_run(tmp_path / "x-seed0", "fedsc,neighbours=7", 0, steady, drift=True, **common)
+    write_run(tmp_path / "y-seed0", "fedsc,neighbours=8", 0, swinging, complete=False, **common)
+    # Swings: (4 · 10 + 1 + 2 + 1 + 2 + 1) / 9 and (3 · 10 + 2 · 5 + 10) / 6 points.
+    assert block("search", [str(tmp_path)]).splitlines() == [
+        "| reading | rounds | after 5 | after 10 | mean of last 5 | nearest prototype | swing |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| fedsc,neighbours=7 | 12 | *50.00* | 74.00 | 74.20 | 74.20 | 5.22 |",
+        "| fedsc,neighbours=8 | 7 of 12 | **55.00** | - | 55.00 | - | 8.33 |",
+        "",
+        "digits, NID1 0.2, 4 clients, 2 epochs, mlp, norm=group, lr=0.05. "
+        "Accuracy in % on 5,000 training images held out.",
+        "`nearest prototype`: accuracy by the nearest prototype, mean of the last 5.",
+        "`swing`: points between one round and the next, mean over the last 10 rounds.",
+    ]
+
+
+def test_search_over_seeds_and_settings(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        write_run(tmp_path / f"x-seed{seed}", "fedsc", seed, [0.5 + seed / 10] * 5)
+    write_run(tmp_path / "y-seed0", "fedsc", 0, [0.3], partition="nid2")
+    lines = block("search", [str(tmp_path)]).splitlines()
+    assert lines[2] == "| fedsc | 2 | 5 | 55.00 | 55.00 ± 7.07 | 0.00 |"
+    assert "| fedsc | 1 | 30.00 | - |" in lines
+    assert sum("NID2" in line for line in lines) == 1
+
+
+def test_a_printed_command_repeats_its_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def fedsc(*words: str) -> None:
+        monkeypatch.setattr(sys, "argv", ["fedsc", *words])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        assert not stop.value.code
+
+    options = "--seed 3 --seed 4 --partition nid2 --rounds 2 --epochs 1 --train-limit 120 --quiet"
+    method = "fedsc,literal,cpdr_weight=0.25,robust_prototypes=true"
+    fedsc("run", "--method", method, *options.split(), "--out", "results/odd's")
+    Path("results/odd's/job.json").unlink()
+    text = block("commands", ["results"])
+    name = "fedsc_literal_cpdr_weight=0.25_robust_prototypes=true"
+    folders = [f"results/odd's/{name}-seed{seed}" for seed in (3, 4)]
+    *comments, command = text.split("```")[1].strip().splitlines()
+    assert comments == [f"# {folder}" for folder in folders]
+    words = shlex.split(command)
+    assert "--clients" not in words  # six are usual for nid2
+    out = Path(words[words.index("--out") + 1])
+    fedsc(*words[1:], "--quiet")
+    for folder in map(Path, folders):
+        old, new = read_run(folder), read_run(out / folder.name)
+        assert new.spec == old.spec
+        for mine, theirs in zip(new.records, old.records, strict=True):
+            assert {**mine, "timing": 0} == {**theirs, "timing": 0}
+
+
+def test_commands_of_cut_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    spec: dict[str, Any] = {**PAPER, "precision": "bf16", "validation": 5000}
+    write_run(Path("search/seven-seed0"), "fedsc,neighbours=7", 0, [0.5] * 3, **spec)
+    assert block("commands", ["search"]).splitlines() == [
+        "<details><summary>Run folders and the commands that repeat them</summary>",
+        "",
+        "```",
+        "# search/seven-seed0, cut after round 3 of 100",
+        "fedsc run --dataset cifar10 --method fedsc,neighbours=7 --seed 0 --validation 5000 "
+        "--model resnet10 --augment crop-flip --precision bf16 --out runs/search/seven",
+        "```",
+        "",
+        "</details>",
+    ]
+
+
+# What a run is called, and what the paper says of it ----------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("label", "recorded", "name"),
+    [
+        (
+            "fedproto",
+            {"weight": 0.5, "robust_prototypes": True},
+            "fedproto,weight=0.5,robust_prototypes=true",
+        ),  # were the default then
+        ("fedproto,weight=1", {}, "fedproto"),
+        (
+            "fedproto,robust_prototypes=true,weight=2.0",
+            {},
+            "fedproto,weight=2,robust_prototypes=true",
+        ),
+        ("fedproto,private", {}, "fedproto,private"),
+        ("fedproto,private", {"proto_source": "last_epoch"}, "fedproto"),
+        ("fedproto,weight=1", {"an_option_that_has_gone": 1}, "fedproto,weight=1"),
+        ("no/such/file.py:Mine,x=1", {}, "no/such/file.py:Mine,x=1"),
+    ],
+)
+def test_a_method_is_named_by_what_is_not_default_today(
+    tmp_path: Path, label: str, recorded: dict[str, Any], name: str
+) -> None:
+    run = write_run(tmp_path / "x", label, 0, [0.5], method={"name": "fedproto", **recorded})
+    assert method_of(read_run(run)) == name
+
+
+def test_moon_has_another_default_on_cifar100(tmp_path: Path) -> None:
+    for mu, name in ((1.0, "moon"), (5.0, "moon,mu=5")):
+        spec: dict[str, Any] = {"dataset": "cifar100", "method": {"name": "moon", "mu": mu}}
+        assert method_of(read_run(write_run(tmp_path / name, "moon", 0, [0.5], **spec))) == name
+
+
+def test_an_older_run_without_a_new_option_is_no_other_run(tmp_path: Path) -> None:
+    write_run(tmp_path / "old", "fedsc", 0, [0.5])
+    write_run(tmp_path / "new", "fedsc", 1, [0.5], dropout=0.0, min_clients=0)
+    assert "| fedsc | 2 | 1 | 50.00 ± 0.00 |" in block("comparison", [str(tmp_path)])
+
+
+BOTH_LOSSES = "fedsc,rpcl_weight=1,cpdr_weight=1"
+LONG_TAIL = {"partition": "nid1:0.2", "long_tail": 100.0}
+
+
+@pytest.mark.parametrize(
+    ("label", "spec", "number"),
+    [
+        (BOTH_LOSSES, {}, 88.13),
+        (f"{BOTH_LOSSES},tau=0.5,cpdr=l2", {}, 88.13),
+        ("fedsc,rpcl_weight=1,cpdr_weight=0", {}, 86.79),  # Table 4
+        ("fedsc,rpcl_weight=0,cpdr_weight=1", {}, 85.20),
+        ("fedsc,rpcl_weight=1,cpdr_weight=0", {"dataset": "cifar100"}, None),
+        ("fedsc,rpcl_weight=0,cpdr_weight=0", {}, None),
+        ("fedavg", {"partition": "nid2", "clients": 6}, 75.60),
+        ("fedavg", {"partition": "nid2", "clients": 10}, None),
+        (BOTH_LOSSES, LONG_TAIL, 56.34),
+        ("fedavg", {"dataset": "tinyimagenet", "model": "mobilenetv2"}, 42.84),
+        ("fedavg", {"dataset": "tinyimagenet"}, None),
+        ("fedavg,logit_adjustment=1", {}, None),
+        ("fedavg", {"validation": 5000}, None),
+        ("fedavg", {"norm": "group"}, None),
+        ("fedavg", {"epochs": 5}, None),
+        ("fedavg", {"precision": "bf16", "engine": "graphs", "slots": 4}, 84.65),
+    ],
+)
+def test_the_paper_number_stands_beside_runs_of_its_setting_only(
+    tmp_path: Path, label: str, spec: dict[str, Any], number: float | None
+) -> None:
+    run = read_run(write_run(tmp_path / "x", label, 0, [0.5], **{**PAPER, **spec}))
+    assert paper_number(run) == number
+
+
+# The page -----------------------------------------------------------------------------------------
+
+
+def test_prose_stays_and_blocks_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_run(Path("runs/a"), "fedavg", 0, [0.5])
+    page = Path("page.md")
+    page.write_text("# A\n\n<!-- a remark -->\n<!-- search: runs -->\nold\n<!-- end -->\nB\n")
+    assert fill_page(page) == "page.md is filled anew"
+    first, rest = page.read_text().split("<!-- search: runs -->\n\n")
+    assert first == "# A\n\n<!-- a remark -->\n"
+    assert rest.startswith("| reading | rounds | mean of last 5 | swing |\n")
+    assert rest.endswith("\n\n<!-- end -->\nB\n")
+    assert fill_page(page) == "page.md is up to date"
+    write_run(Path("runs/b"), "fedsc", 0, [0.5])
+    fill_page(page)
+    assert "| fedsc | 1 | 50.00 | - |" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        ("<!-- search: nowhere -->\n<!-- end -->", "line 4: nowhere is not there; put its runs"),
+        ("<!-- search: runs gap -->\n<!-- end -->", "line 4: gap holds no run folder; "),
+        ("<!-- search: bad -->\n<!-- end -->", "line 4: bad/x/spec.json is damaged: "),
+        ("<!-- search: -->\n<!-- end -->", "line 4: the block names no folder; write <!-- search"),
+        ("<!-- serch: runs -->\n<!-- end -->", "unknown kind of block 'serch': did you mean"),
+        ("<!-- search: runs -->\nand no end", "line 4: the block is not closed; write <!-- end"),
+        (
+            "<!-- search: runs -->\n<!-- search: runs -->\n<!-- end -->",
+            "line 4: the block is not closed",
+        ),
+        ("<!-- end -->", "line 4: <!-- end --> closes nothing"),
+        ("<!-- search: runs twin -->\n<!-- end -->", "runs/a and twin/a are the same run"),
+    ],
+)
+def test_a_page_with_a_mistake_stays_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: str, says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("runs", "twin"):
+        write_run(Path(folder, "a"), "fedavg", 0, [0.5])
+    Path("gap").mkdir()
+    Path("bad/x").mkdir(parents=True)
+    Path("bad/x/spec.json").write_text("{")
+    Path("bad/x/metrics.jsonl").write_text("")
+    page = Path("page.md")
+    good = "<!-- commands: runs -->\nold\n<!-- end -->\n"
+    page.write_text(good + lines)
+    with pytest.raises(FedscError) as error:
+        fill_page(page)
+    assert str(error.value).startswith("page.md, line ")
+    assert says in str(error.value)
+    assert page.read_text() == good + lines
+    assert [path.name for path in Path().glob("page*")] == ["page.md"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--fill", "nowhere.md"], "cannot read nowhere.md: "),
+        (["--fill", "page.md", "runs"], "--fill stands alone"),
+        ([], "give folders with runs, or a page to --fill"),
+    ],
+)
+def test_the_command_refuses(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    says: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["fedsc", "results", *words])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2
+    assert capsys.readouterr().err.startswith(f"fedsc: {says}")
