@@ -75,6 +75,15 @@ def test_cells_of_another_run(grid: Path, place: Path, data: st.DataObject) -> N
         assert run.spec["method"]["name"] == "fedavg"
 
 
+@pytest.mark.parametrize("change", [{"methods": []}, {"seeds": []}])
+def test_a_grid_without_runs_is_refused(grid: Path, tmp_path: Path, change: Any) -> None:
+    (tmp_path / "sweep.json").write_text(
+        json.dumps(json.loads((grid / "sweep.json").read_text()) | change)
+    )
+    with pytest.raises(FedscError, match=r"sweep.json is damaged: .*; remove it"):
+        read_asked(tmp_path / "sweep.json")
+
+
 def first_cell(asked: Asked) -> Cell:
     return min(cells_of(asked.grid(), asked.seeds), key=lambda cell: cell.name)
 

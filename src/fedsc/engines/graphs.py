@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import gc
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -153,23 +154,13 @@ class GraphEngine:
         self, clients: list[ClientData], global_model: State, memory_of: MemoryOf
     ) -> list[Slot]:
         """As many slots as the clients can use, made when first needed."""
-        wanted = min(self.num_slots, len(clients))
-        while len(self.slots) < wanted:
+        while len(self.slots) < (wanted := min(self.num_slots, len(clients))):
+            place = self.places[len(self.slots) % len(self.places)]
             try:
-                place = self.places[len(self.slots) % len(self.places)]
                 slot = Slot(self, place, captures=place.device.type == "cuda")
                 slot.prepare(clients[0], global_model, memory_of(clients[0].id))
             except torch.cuda.OutOfMemoryError:
-                if self.num_slots == 1:
-                    raise FedscError(
-                        f"not even one client with batches of {self.training.batch_size} fits into "
-                        f"the memory of {place.device}: take a smaller batch size or model"
-                    ) from None
-                self.num_slots = wanted = max(1, self.num_slots // 2)
-                del self.slots[self.num_slots :]
-                torch.cuda.empty_cache()
-                self.say(f"out of GPU memory: going on with {self.num_slots} clients at once")
-                continue
+                slot = None  # freed below, when the traceback no longer holds it
             except RuntimeError as error:
                 # By its name: importing the compiler's exceptions takes a second.
                 of_compiler = type(error).__module__.startswith(
@@ -181,8 +172,24 @@ class GraphEngine:
                     place.compiled = place.plain
                 self.say(f"cannot compile this step, going on without: {in_words(error)[:200]}")
                 continue
-            self.slots.append(slot)
+            if slot is None:
+                self.halve_slots(place)
+            else:
+                self.slots.append(slot)
         return self.slots[:wanted]
+
+    def halve_slots(self, place: Place) -> None:
+        """Make room on a card that has none left."""
+        if self.num_slots == 1:
+            raise FedscError(
+                f"not even one client with batches of {self.training.batch_size} fits into the "
+                f"memory of {place.device}: take a smaller batch size or model"
+            )
+        self.num_slots //= 2
+        del self.slots[self.num_slots :]
+        gc.collect()  # a slot's graphs and gradients refer to each other
+        torch.cuda.empty_cache()
+        self.say(f"out of GPU memory: going on with {self.num_slots} clients at once")
 
 
 def default_slots(cohort_size: int, num_devices: int = 1) -> int:

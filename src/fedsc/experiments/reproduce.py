@@ -95,7 +95,8 @@ def read_asked(path: Path, named: Sequence[Any] = ()) -> Asked:
     values = itertools.chain(*asked.values.values())
     refuse_code(path, (*asked.methods, asked.settings.get("model"), *values), named)
     try:
-        cells_of(asked.grid(), asked.seeds[:1])
+        if not cells_of(asked.grid(), asked.seeds[:1]):
+            raise FedscError("it asks for no run")
         if len(asked.seeds) * len(asked.grid().rows) > MOST_RUNS:
             raise FedscError(f"it asks for more than {MOST_RUNS} runs")
     except (FedscError, TypeError) as error:  # TypeError: an option that RunSpec has not

@@ -1,0 +1,117 @@
+"""FedSC+: what it adds to FedSC, worked out by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+import torch
+
+import fedsc
+from fedsc.losses import rpcl
+from fedsc.method import Batch, Client, Task, Upload
+from fedsc.methods import FedSCPlus
+from fedsc.methods.fedsc_plus import absent_divergence
+from fedsc.models.outputs import Outputs
+
+QUICK: dict[str, Any] = {"rounds": 3, "epochs": 1, "lr": 0.05, "threads": 1}
+
+
+def upload(client: int, prototypes: list[list[float]], counts: list[float]) -> Upload:
+    extra = {"prototypes": torch.tensor(prototypes), "counts": torch.tensor(counts)}
+    return Upload(client, int(sum(counts)), {"w": torch.zeros(1)}, extra)
+
+
+def test_a_prototype_keeps_its_share_of_the_one_before() -> None:
+    method = FedSCPlus(smoothing=0.25)
+    server = method.init_server(Task(3, 2, num_classes=2, feature_dim=2, num_rounds=5))
+    first = [upload(0, [[2, 0], [0, 0]], [4, 0]), upload(1, [[0, 8], [4, 4]], [3, 2])]
+    server = method.aggregate(server, first, {})
+    assert torch.equal(server["prototypes"][0, 0], torch.tensor([2.0, 0.0]))  # nothing before it
+    second = [upload(0, [[0, 4], [1, 1]], [4, 1]), upload(2, [[8, 0], [0, 4]], [3, 2])]
+    server = method.aggregate(server, second, {})
+    # Client 0 had class 0 before: 0.25 (2, 0) + 0.75 (0, 4). It had no class 1, and client 2 stands
+    # in the row that was client 1's.
+    expected = [[[0.5, 3.0], [1.0, 1.0]], [[8.0, 0.0], [0.0, 4.0]]]
+    assert torch.allclose(server["prototypes"], torch.tensor(expected))
+
+
+def batch_of(counts: list[float]) -> Batch:
+    client = Client(torch.tensor(0), torch.tensor(counts), {})
+    outputs = Outputs(torch.zeros(1, 2), torch.zeros(1, 3))
+    return Batch(torch.tensor([0]), torch.ones(1), outputs, {}, {}, {}, {}, client, {})
+
+
+def test_the_share_of_a_class_is_shared_out_among_its_rows() -> None:
+    row_class = torch.tensor([0, 1, 2, 0, 1, 2])
+    exists = torch.tensor([True, True, True, True, False, False])
+    prior = FedSCPlus(rpcl_prior=2.0).row_prior(batch_of([3, 1, 0]), row_class, exists)
+    assert prior is not None
+    # Half a sample of class 2: shares 3, 1 and 0.5 of 4.5, and class 0 has two rows.
+    by_class = [2 * math.log(share / 4.5) for share in (1.5, 1.0, 0.5)]
+    assert prior.tolist() == pytest.approx(by_class * 2)
+    assert FedSCPlus(rpcl_prior=0.0).row_prior(batch_of([3, 1, 0]), row_class, exists) is None
+
+
+def test_with_the_prior_rpcl_hardly_pushes_away_from_a_class_the_client_lacks() -> None:
+    features = torch.tensor([[1.0, 0.2]], requires_grad=True)
+    prototypes = torch.tensor([[1.0, 0.0], [0.0, 1.0]])  # the second of a class it lacks
+    labels, row_class, exists = torch.tensor([0]), torch.arange(2), torch.ones(2, dtype=torch.bool)
+
+    def push(prior: torch.Tensor | None) -> float:
+        loss = rpcl(
+            features, labels, prototypes, row_class, exists, torch.ones(()), 0.5, prior=prior
+        )
+        (gradient,) = torch.autograd.grad(loss, features)
+        return gradient[0, 1].item()
+
+    method = FedSCPlus()
+    prior = method.row_prior(batch_of([200.0, 0.0]), row_class, exists)
+    # The push is proportional to the absent class's part in the softmax, about 0.17 before.
+    assert 0 < push(prior) < push(None) / 100
+
+
+def test_divergence_over_the_absent_classes_by_hand() -> None:
+    student = torch.tensor([[5.0, 0.0, math.log(3)]])  # 1/4 and 3/4 of classes 1 and 2
+    teacher = torch.tensor([[-9.0, 1.0, 1.0]])  # 1/2 and 1/2
+    absent = torch.tensor([False, True, True])
+    by_hand = 0.5 * math.log(4 / 3)
+    assert absent_divergence(student, teacher, absent).item() == pytest.approx(by_hand, abs=1e-6)
+
+
+@pytest.mark.parametrize("absent", [[False] * 3, [False, True, False]])
+def test_none_or_one_absent_class_leaves_nothing_to_distil(absent: list[bool]) -> None:
+    student = torch.randn(4, 3, requires_grad=True)
+    divergence = absent_divergence(student, torch.randn(4, 3), torch.tensor(absent))
+    divergence.sum().backward()
+    assert divergence.tolist() == [0.0] * 4
+    assert student.grad is not None
+    assert torch.equal(student.grad, torch.zeros(4, 3))
+
+
+def test_without_its_additions_it_is_fedsc() -> None:
+    bare = "fedsc+,smoothing=0,rpcl_prior=0,logit_adjustment=0,rpcl_weight=1,cpdr_weight=1"
+    ours, theirs = (fedsc.run("digits", text, **QUICK) for text in (bare, "fedsc"))
+    weights = theirs.model.state_dict()
+    assert all(torch.equal(t, weights[name]) for name, t in ours.model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"smoothing": 0.0},
+        {"cpdr_weight": 0.0},
+        {"rpcl_weight": 1.0},
+        {"distillation": 1.0},
+        {"logit_adjustment": 0.0},
+    ],
+)
+def test_each_option_matters(change: dict[str, Any]) -> None:
+    method = FedSCPlus()
+    ours, other = (
+        fedsc.run("digits", m, **QUICK) for m in (method, dataclasses.replace(method, **change))
+    )
+    first, second = ours.model.state_dict(), other.model.state_dict()
+    assert any(not torch.equal(t, second[name]) for name, t in first.items())
