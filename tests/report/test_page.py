@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,45 @@ def test_runs_that_go_on_do_not_count_beside_finished_ones(tmp_path: Path) -> No
     assert fedsc["accuracy"]["last"] == (0.5, None)
     assert moon["accuracy"]["last"] == (0.2, None)
     assert [run["complete"] for run in data["runs"]] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "silence", "state"),
+    [(0.5, 110, "running"), (0.5, 130, "stopped"), (60, 290, "running"), (60, 310, "stopped")],
+)
+def test_a_killed_run_is_stopped_and_a_slow_one_is_not(
+    tmp_path: Path, seconds: float, silence: float, state: str
+) -> None:
+    """Two minutes of silence, or five times the longest round if that is more."""
+    run = write_run(tmp_path / "a", "fedsc", 0, [0.1, 0.2], rounds=9, complete=False)
+    write_run(tmp_path / "b", "fedsc", 1, [0.1, 0.2])
+    reader = RunReader([tmp_path])
+    assert [found["state"] for found in reader.page_data()["runs"]] == ["running", "finished"]
+    before = reader.stamp
+    metrics = run / "metrics.jsonl"
+    first, second = map(json.loads, metrics.read_text().splitlines())
+    first["timing"]["seconds"] = seconds
+    metrics.write_text(json.dumps(first) + "\n" + json.dumps(second) + "\n")
+    for file in tmp_path.glob("*/metrics.jsonl"):  # a finished run may be as old as it likes
+        os.utime(file, (time.time() - silence,) * 2)
+    assert [found["state"] for found in reader.page_data()["runs"]] == [state, "finished"]
+    assert reader.stamp != before
+    metrics.touch()  # it goes on
+    assert reader.page_data()["runs"][0]["state"] == "running"
+
+
+def test_the_board_hears_of_a_run_that_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No file changes when a run is killed, only the time goes by."""
+    write_run(tmp_path / "a", "fedsc", 0, [0.1, 0.2], rounds=9, complete=False)
+    reader = RunReader([tmp_path])
+    assert reader.page_data()["runs"][0]["state"] == "running"
+    before = reader.stamp
+    monkeypatch.setattr("fedsc.report.runs.LEAST_SECONDS_OF_SILENCE", -1.0)
+    monkeypatch.setattr("fedsc.report.runs.LONGEST_ROUNDS_OF_SILENCE", -1)
+    assert reader.page_data()["runs"][0]["state"] == "stopped"
+    assert reader.stamp != before
 
 
 def test_what_is_missing_is_null(tmp_path: Path) -> None:

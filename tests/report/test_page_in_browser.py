@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -272,6 +274,16 @@ def board(runs: Path, tmp_path: Path) -> Iterator[Board]:
         yield board
         board.shutdown()
         thread.join()
+
+
+def test_a_killed_run_is_shown_as_stopped(page: Page, board: Board, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "runs" / "new", "fedprox", 0, [0.1, 0.2], rounds=4, complete=False)
+    open_page(page, board.url)
+    expect(page.locator("#verdict")).to_contain_text("still going on")
+    os.utime(run / "metrics.jsonl", (time.time() - 600,) * 2)
+    expect(page.locator("#counts")).to_have_text("9 finished runs, 1 stopped")
+    expect(page.locator("#verdict")).not_to_contain_text("still going on")
+    expect(page.locator("#table tr", has_text="fedprox")).to_contain_text("stopped")
 
 
 def test_the_board_grows_with_a_run_and_keeps_zoom_and_choices(

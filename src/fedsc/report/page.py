@@ -117,6 +117,7 @@ class RunReader:
     def __init__(self, paths: list[Path]) -> None:
         self.paths = paths
         self._known: dict[Path, tuple[Stamp, tuple[RunData, Json] | FedscError]] = {}
+        self._files: Any = None
         self._state: Any = None
         self._data: Json = {}
 
@@ -124,20 +125,22 @@ class RunReader:
         """All that the page shows; folders that cannot be read are named under `skipped`."""
         folders, skipped = find_folders(self.paths)
         stamps = {folder: _stamp(folder) for folder in folders}
-        if self._state == (stamps, skipped):
-            return self._data
-        known = self._known
-        self._known = {
-            folder: known[folder]
-            if folder in known and known[folder][0] == stamps[folder]
-            else (stamps[folder], _read(folder))
-            for folder in watch(folders)
-        }
-        self._state = stamps, skipped
+        if self._files != (stamps, skipped):
+            known = self._known
+            self._known = {
+                folder: known[folder]
+                if folder in known and known[folder][0] == stamps[folder]
+                else (stamps[folder], _read(folder))
+                for folder in watch(folders)
+            }
+            self._files = stamps, skipped
         found = [content for _, content in self._known.values()]
-        errors = [str(content) for content in found if isinstance(content, FedscError)]
         read = [content for content in found if not isinstance(content, FedscError)]
-        self._data = _page_data(read, [*skipped, *errors])
+        stopped = [run.path for run, _ in read if run.seems_stopped()]  # no file says so
+        if self._state != (*self._files, stopped):
+            self._state = (*self._files, stopped)
+            errors = [str(content) for content in found if isinstance(content, FedscError)]
+            self._data = _page_data(read, stopped, [*skipped, *errors])
         return self._data
 
     @property
@@ -322,17 +325,19 @@ def _shortened(value: Any) -> Any:
 # All runs together --------------------------------------------------------------------------------
 
 
-def _page_data(read: list[tuple[RunData, Json]], skipped: list[str]) -> Json:
+def _page_data(read: list[tuple[RunData, Json]], stopped: list[Path], skipped: list[str]) -> Json:
     read, copies = _without_copies(read)
     partitions: dict[str, Json] = {}
     runs: list[Json] = []
-    for (_, found), method in zip(read, _method_labels([run for run, _ in read]), strict=True):
+    for (run, found), method in zip(read, _method_labels([run for run, _ in read]), strict=True):
+        state = "finished" if run.complete else "stopped" if run.path in stopped else "running"
         skipped = [*skipped, *found["notes"]]
         table = found["partition"]
         if table is not None:
             partitions.setdefault(str(table.get("hash")), table)
         shown = {key: value for key, value in found.items() if key not in ("notes", "hash")}
-        runs.append({**shown, "method": method, "partition": table and str(table.get("hash"))})
+        shown |= {"method": method, "state": state}
+        runs.append({**shown, "partition": table and str(table.get("hash"))})
     for run_data, options in zip(runs, _varying_options([run for run, _ in read]), strict=True):
         run_data["options"] = options
     groups = _groups([run for run, _ in read], runs)
@@ -433,7 +438,7 @@ def _metrics(runs: list[Json]) -> list[Json]:
 def _groups(runs: list[RunData], shown: list[Json]) -> list[Json]:
     """What is said of the runs that differ in their seed only.
 
-    Finished runs are what counts; where none is finished, those that go on.
+    Finished runs are what counts; where none is finished, those that are not.
     """
     members: dict[tuple[str, str, str], list[int]] = {}
     for i, run in enumerate(shown):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,12 @@ from ..evaluation import summarise
 from ..experiments.folder import FORMAT
 from ..files import parse_json, read_json, read_text
 from .checks import OPTIONAL_IN_A_RECORD, OPTIONAL_IN_A_SPEC, RECORD, SPEC, wrong_in
+
+
+# An unfinished run counts as stopped when nothing was heard of it for five times its longest round,
+# and for two minutes at least: writing a checkpoint and starting up after a resume take time, too.
+LONGEST_ROUNDS_OF_SILENCE = 5
+LEAST_SECONDS_OF_SILENCE = 120.0
 
 
 @dataclass(frozen=True)
@@ -37,6 +44,19 @@ class RunData:
         """How far it came: `100`, or `40 of 100`."""
         done, asked = self.records[-1]["round"], self.spec["rounds"]
         return f"{done}" if done >= asked else f"{done} of {asked}"
+
+    def seems_stopped(self) -> bool:
+        """Whether it was cut short, as far as its files tell: no line for longer than a round
+        takes."""
+        if self.complete:
+            return False
+        try:
+            last_heard = (self.path / "metrics.jsonl").stat().st_mtime
+        except OSError:  # just removed, or begun anew
+            return False
+        longest = max(record["timing"]["seconds"] for record in self.records)
+        patience = max(LEAST_SECONDS_OF_SILENCE, LONGEST_ROUNDS_OF_SILENCE * longest)
+        return time.time() - last_heard > patience
 
     @property
     def summary(self) -> dict[str, float]:

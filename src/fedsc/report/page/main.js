@@ -9,10 +9,10 @@ function drawControls() {
   fillSelect(byId("setting"), asOptions(settings()), choice.setting);
   fillSelect(byId("metric"), metrics().map((m) => ({ value: m.name, text: m.title })), choice.metric);
   drawChips();
-  const finished = data.runs.filter((run) => run.complete).length;
-  const going = data.runs.length - finished;
-  byId("counts").textContent =
-    `${finished} finished ${finished === 1 ? "run" : "runs"}` + (going ? `, ${going} running` : "");
+  const number = (state) => data.runs.filter((run) => run.state === state).length;
+  const others = ["running", "stopped"].filter(number).map((state) => `, ${number(state)} ${state}`);
+  const finished = number("finished");
+  byId("counts").textContent = `${finished} finished ${finished === 1 ? "run" : "runs"}` + others.join("");
   drawSkipped();
 }
 

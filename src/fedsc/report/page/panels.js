@@ -68,7 +68,7 @@ function metricTraces(metric, eachSeed) {
       const waiting = !group.counted.includes(index);
       if (!(eachSeed || waiting) || !(metric in run.series)) continue;
       const y = run.series[metric].map((value) => inUnit(value, unit));
-      const name = plain(`${method}, seed ${run.seed}${run.complete ? "" : ", running"}`);
+      const name = plain(`${method}, seed ${run.seed}${run.complete ? "" : `, ${run.state}`}`);
       lines.push(
         line(method, run.round, y, {
           ...{ name, mode: "lines", showlegend: false, hovertemplate: shape },

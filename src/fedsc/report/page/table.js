@@ -66,10 +66,11 @@ function columns() {
 function badges(group) {
   const runs = runsOf(group.runs);
   const made = [];
-  const going = runs.filter((run) => !run.complete);
-  if (going.length) {
-    const furthest = going.map((run) => `${run.round.at(-1)} of ${run.rounds}`).join(", ");
-    made.push(element("span", { class: "badge", text: "running", title: `${furthest} rounds` }));
+  for (const state of ["running", "stopped"]) {
+    const such = runs.filter((run) => run.state === state);
+    if (!such.length) continue;
+    const furthest = such.map((run) => `${run.round.at(-1)} of ${run.rounds}`).join(", ");
+    made.push(element("span", { class: "badge", text: state, title: `${furthest} rounds` }));
   }
   if (runs.some((run) => run.diverged)) {
     made.push(element("span", { class: "badge bad", text: "diverged", title: "its loss became infinite" }));
@@ -201,7 +202,7 @@ function drawVerdict() {
       text: [
         `Paired t-test: ${certainty}.`,
         costs.length ? `Against ${second.method} a round takes ${costs.join(" and ")}.` : null,
-        visibleRuns().some((run) => !run.complete) ? "Runs are still going on." : null,
+        visibleRuns().some((run) => run.state === "running") ? "Runs are still going on." : null,
       ].filter(Boolean).join(" "),
     }),
   );
@@ -217,7 +218,7 @@ function medianSeconds(group) {
 function drawRuns() {
   const shown = groups().flatMap((g) => runsOf(g.runs));
   const state = (run) =>
-    [run.complete ? "finished" : "running", run.diverged ? "diverged" : null].filter(Boolean).join(", ");
+    [run.state, run.diverged ? "diverged" : null].filter(Boolean).join(", ");
   byId("runs").querySelector("summary span").textContent = `${shown.length} in this setting`;
   byId("run-table").replaceChildren(
     element("thead", {}, element("tr", {}, ...["Method", "Seed", "State", "Rounds", "Accuracy, %", "Folder"].map((text) =>
