@@ -13,7 +13,6 @@ from ..experiments.folder import FORMAT
 from ..files import parse_json, read_json, read_text
 from .checks import OPTIONAL_IN_A_RECORD, OPTIONAL_IN_A_SPEC, RECORD, SPEC, wrong_in
 
-
 # An unfinished run counts as stopped when nothing was heard of it for five times its longest round,
 # and for two minutes at least: writing a checkpoint and starting up after a resume take time, too.
 LONGEST_ROUNDS_OF_SILENCE = 5
