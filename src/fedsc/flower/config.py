@@ -133,7 +133,7 @@ APP_HEADER = """\
 [project]
 name = "fedsc-flower"
 version = "{version}"
-description = "FedSC and eight other methods across machines"
+description = "FedSC and nine other methods across machines"
 license = "MIT"
 dependencies = ["fedsc[flower]>={version}"]
 

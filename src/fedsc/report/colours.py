@@ -1,7 +1,7 @@
 """The colours of methods, the same in pictures and on the page."""
 
 # Okabe and Ito: distinct for colour-blind readers, and in print. Their yellow cannot be seen on
-# white; a wine red stands in its place.
+# white; a wine red stands in its place. The tenth, indigo, is of Paul Tol.
 COLOURS = (
     "#0072B2",
     "#D55E00",
@@ -12,6 +12,7 @@ COLOURS = (
     "#000000",
     "#999999",
     "#882255",
+    "#332288",
 )
 # The same hues, lighter where they would drown in a dark background.
 COLOURS_ON_DARK = (
@@ -24,4 +25,5 @@ COLOURS_ON_DARK = (
     "#F2F2F2",
     "#A3A3A3",
     "#F0E442",
+    "#B39DFF",
 )

@@ -176,7 +176,7 @@ def draw_drift(runs: list[RunData], path: Path) -> None:
     runs = [run for run in runs if any(r.get("prototype_drift") is not None for r in run.records)]
     if not runs:
         raise FedscError(
-            "no drift of prototypes in these runs: FedSC, FedProto and FedNH record it"
+            "no drift of prototypes in these runs: FedSC, FedSC+, FedProto and FedNH record it"
         )
     with plt.rc_context(STYLE):
         figure, panels = setting_panels(runs)
