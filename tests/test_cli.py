@@ -150,6 +150,8 @@ def test_help(fedsc: Fedsc) -> None:
     assert code == 0
     for flag in ("--partition", "--rounds", "--train-limit", "--participation", "--overwrite"):
         assert flag in out
+    code, out, _ = fedsc("predict", "--help")  # arguments have their help too
+    assert "images, folders of images, or .npz files" in " ".join(out.split())
 
 
 def test_version(fedsc: Fedsc) -> None:
@@ -389,6 +391,9 @@ def test_data_get_of_what_does_not_exist(fedsc: Fedsc, tmp_path: Path) -> None:
         (["run", "--method"], ["--method"]),
         (["rum"], ["rum"]),
         (["bench", "--model", "foo"], ["'foo'", "resnet10"]),
+        (["bench", "--method", "foo"], ["'foo'", "fedsc"]),
+        (["bench", "--out", "nowhere/bench.json"], ["nowhere", "no folder"]),
+        (["bench", "--out", "."], ["it is a folder"]),
         (["run", "--resume", "nowhere"], ["nowhere", "job.json"]),
     ],
 )
@@ -433,11 +438,26 @@ def test_resume_takes_the_same_options_again_and_no_others(fedsc: Fedsc, tmp_pat
         fedsc("run", "--resume", "out", "--lr", "0.5"), ["lr was 0.01, is now 0.5", "resume"]
     )
     assert_refused(fedsc("run", "--resume", "out", "--method", "moon"), ["moon"])
+    assert_refused(fedsc("run", "--resume", "out/fedprox-seed0"), ["--resume out"])
     (tmp_path / "out" / "fedavg-seed0" / "summary.json").unlink()
     (tmp_path / "out" / "fedavg-seed0" / "metrics.jsonl").unlink()
     assert_refused(fedsc("run", "--resume", "out"), ["damaged", "metrics.jsonl"])
     (tmp_path / "out" / "job.json").write_text("{")
     assert_refused(fedsc("run", "--resume", "out"), ["job.json"])
+
+
+@pytest.mark.parametrize("changed", ["job.json", "fedavg-seed0/spec.json"])
+def test_a_run_does_not_go_on_as_another(fedsc: Fedsc, tmp_path: Path, changed: str) -> None:
+    """Also if somebody has changed a file of it by hand, and left the hash alone."""
+    assert fedsc("run", *QUICK, "--method", "fedavg", "--lr", "0.03", "--out", "out")[0] == 0
+    (tmp_path / "out" / "fedavg-seed0" / "summary.json").unlink()
+    path = tmp_path / "out" / changed
+    before = path.read_text()
+    path.write_text(before.replace('"lr": 0.03', '"lr": 0.04'))
+    assert path.read_text() != before
+    assert_refused(fedsc("run", "--resume", "out"), ["fedavg-seed0", "lr was 0.0", "is now 0.0"])
+    path.write_text(before)
+    assert fedsc("run", "--resume", "out")[0] == 0
 
 
 # A full disk --------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from fedsc import FedscError
 from fedsc.cli import app
-from fedsc.flower.setup import write_federation
+from fedsc.flower.setup import write_app, write_federation
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,10 @@ def test_a_node_is_told_its_partition_and_where_its_images_are(
     assert words[words.index("--superlink") + 1] == "fl.example.org:9092"
 
 
-@pytest.mark.parametrize("address", ["localhost", ":9092", "localhost:x", "localhost:99999"])
+@pytest.mark.parametrize(
+    "address",
+    ["localhost", ":9092", "localhost:x", "localhost:99999", "a b:9092", "$(date):9092", "-x:9092"],
+)
 def test_an_address_needs_host_and_port(address: str, tmp_path: Path) -> None:
     with pytest.raises(FedscError, match="is not HOST:PORT"):
         write_federation(tmp_path / "f", 2, address)
@@ -106,3 +109,24 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     with pytest.raises(FedscError, match="is not empty"):
         write_federation(tmp_path, 2, "localhost:9092")
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_an_app_does_not_replace_another_project(tmp_path: Path) -> None:
+    write_app(tmp_path / "app")
+    write_app(tmp_path / "app")  # its own, as after an upgrade
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "mine"\n')
+    with pytest.raises(FedscError, match="of another project"):
+        write_app(tmp_path)
+    assert "mine" in (tmp_path / "pyproject.toml").read_text()
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(FedscError, match="is a file"):
+        write_federation(tmp_path / "mine.txt", 2, "localhost:9092")
+
+
+@pytest.mark.parametrize("address", ["[::1]:9092", "10.0.0.1:9092", "fl-1.example.org:9092"])
+def test_addresses_of_all_kinds(address: str, tmp_path: Path) -> None:
+    write_federation(tmp_path / "f", 1, address)
+    assert f"--superlink {address} " in (tmp_path / "f" / "node-0" / "start.sh").read_text()

@@ -15,6 +15,7 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import os
+import re
 import shutil
 from importlib.metadata import version
 from pathlib import Path
@@ -24,9 +25,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from ..errors import FedscError
-from ..files import explain_write_errors, write_atomically
+from ..files import explain_write_errors, read_text, write_atomically
 from .config import app_pyproject
 
+HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")  # it goes into shell scripts
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 DAYS_VALID = 365
 ENVIRONMENT = """\
@@ -66,15 +68,20 @@ root-certificates = "{ca}"
 
 
 def write_app(folder: Path) -> None:
-    """The app folder for `flwr run`."""
+    """The app folder for `flwr run`; an app that was written before is replaced."""
     with explain_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / "pyproject.toml", app_pyproject(version("fedsc")).encode())
+    path, text = folder / "pyproject.toml", app_pyproject(version("fedsc"))
+    if path.exists() and read_text(path).partition("\n")[0] != text.partition("\n")[0]:
+        raise FedscError(f"{path} is of another project: choose another folder")
+    write_atomically(path, text.encode())
 
 
 def write_federation(folder: Path, num_nodes: int, address: str) -> list[str]:
     """All files; returns the commands to type, in their order. Keys are for trials: see docs."""
     host, port = split_address(address)
+    if folder.exists() and not folder.is_dir():
+        raise FedscError(f"{folder} is a file: choose another folder")
     if folder.exists() and any(folder.iterdir()):
         raise FedscError(f"{folder} is not empty: choose another folder")
     commands = [
@@ -101,9 +108,17 @@ def write_federation(folder: Path, num_nodes: int, address: str) -> list[str]:
 
 def split_address(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+    host = host.removeprefix("[").removesuffix("]")
+    if not is_host(host) or not port.isdecimal() or not 0 < int(port) < 65536:
         raise FedscError(f"address '{address}' is not HOST:PORT, such as localhost:9092")
-    return host.strip("[]"), int(port)
+    return host, int(port)
+
+
+def is_host(text: str) -> bool:
+    try:
+        return bool(HOST_NAME.fullmatch(text) or ipaddress.ip_address(text))
+    except ValueError:
+        return False
 
 
 def fill(part: Path, final: Path, num_nodes: int, host: str, port: int) -> None:
