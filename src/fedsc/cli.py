@@ -291,12 +291,16 @@ def bench(
 
     from .experiments.bench import SHAPES, Measurement
     from .experiments.bench import bench as measure
-    from .methods import METHODS
+    from .files import check_place
+    from .methods import METHODS, method_from_text
 
     gpu = torch.cuda.is_available() and given.get("device", "auto") != "cpu"
     model = model or ("resnet10" if gpu else "cnn")
     if model not in SHAPES:
         raise unknown("model", model, SHAPES)
+    for text in method or []:  # before minutes of measuring
+        method_from_text(text)
+    check_place(out)
     if not gpu:
         given.setdefault("epochs", 1)
     rows: list[Measurement] = []

@@ -59,6 +59,14 @@ def write_through(file: IO[bytes], content: bytes) -> None:
     os.fsync(file.fileno())
 
 
+def check_place(path: Path) -> None:
+    """Refuse a file that could not be written when the work for it is done."""
+    if path.is_dir():
+        raise FedscError(f"cannot write {path}: it is a folder; give a file")
+    if not path.parent.is_dir():
+        raise FedscError(f"cannot write {path}: there is no folder {path.parent}")
+
+
 @contextlib.contextmanager
 def explain_write_errors(path: Path) -> Iterator[None]:
     try:

@@ -193,6 +193,8 @@ def read_config(path: Path) -> dict[str, Any]:
         found = tomllib.loads(read_text(path))
     except OSError as error:
         raise FedscError(f"cannot read {path}: {error.strerror}") from None
+    except FedscError:
+        raise
     except (ValueError, RecursionError) as error:
         raise FedscError(f"{path} is not valid TOML: {error}") from None
     allowed = [opt.name for opt in options_of(RunSpec)] + ["methods", "seeds"]

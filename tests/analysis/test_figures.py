@@ -75,7 +75,7 @@ def test_mistakes_are_one_line_and_leave_nothing(
         (["curves", run, "-o", tmp_path / "no" / "a.png"], "there is no folder"),
         (["curves", tmp_path, "-o", tmp_path / "a.png"], "no run to draw"),
         (["drift", run, "-o", tmp_path / "a.png"], "no drift of prototypes"),
-        (["sensitivity", run, "-o", tmp_path / "a.png"], "differ in none"),
+        (["sensitivity", run, "-o", tmp_path / "a.png"], "differ in no number"),
     ]
     for arguments, words in cases:
         assert figure(monkeypatch, *arguments) == 2
@@ -126,7 +126,7 @@ def test_sensitivity_over_one_of_several() -> None:
         "fedsc, tau=0.05": [(10, [0.5]), (20, [0.7])],
         "fedsc, tau=0.1": [(10, [0.6])],
     }
-    with pytest.raises(FedscError, match="no run has a number called 'beta'"):
+    with pytest.raises(FedscError, match="unknown number for --over 'beta'"):
         sensitivity_points(runs, "beta")
 
 

@@ -89,6 +89,9 @@ def test_folder_with_16_bit_pixels(tmp_path: Path) -> None:
 def test_folders_that_are_no_data_set(tmp_path: Path) -> None:
     with pytest.raises(FedscError, match="does not exist"):
         load_dataset(f"folder:{tmp_path}/absent")
+    (tmp_path / "file").touch()
+    with pytest.raises(FedscError, match="is a file"):
+        load_dataset(f"folder:{tmp_path}/file")
     save(tmp_path / "a" / "only" / "0.png", 1)
     with pytest.raises(FedscError, match="1 class folder"):
         load_dataset(f"folder:{tmp_path}/a")

@@ -45,7 +45,7 @@ def test_missing_files_name_the_folder_and_the_command(tmp_path: Path, name: str
     with pytest.raises(FedscError) as caught:
         load_dataset(name, tmp_path)
     assert str(tmp_path) in str(caught.value)
-    assert f"fedsc data get {name}" in str(caught.value)
+    assert f"fedsc data get {name} --data-dir {tmp_path}" in str(caught.value)
 
 
 def test_data_dir_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -20,8 +20,7 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
 def read_folder(root: Path, seed: int) -> Dataset:
     """Either root/train/<class>/* and root/test/<class>/*, or root/<class>/*, a fifth of which
     (drawn with `seed`) becomes the test set."""
-    if not root.is_dir():
-        raise FedscError(f"folder '{root}' does not exist")
+    _check_folder(root)
     has_split = (root / "train").is_dir() and (root / "test").is_dir()
     classes = _class_names(root / "train" if has_split else root)
     if has_split:
@@ -58,8 +57,7 @@ def read_folder_part(
 
     With `classes` given, the folder need not have all of them, but no others.
     """
-    if not root.is_dir():
-        raise FedscError(f"folder '{root}' does not exist")
+    _check_folder(root)
     root = root / part if (root / part).is_dir() else root
     if classes is None:
         classes = _class_names(root)
@@ -80,6 +78,13 @@ def read_folder_part(
     if not paths:
         raise FedscError(f"{root} has no folder of any class (allowed: {', '.join(classes)})")
     return _read_images(paths), labels, classes
+
+
+def _check_folder(root: Path) -> None:
+    if not root.exists():
+        raise FedscError(f"folder '{root}' does not exist")
+    if not root.is_dir():
+        raise FedscError(f"'{root}' is a file: give a folder with a sub-folder per class")
 
 
 def _class_names(root: Path) -> tuple[str, ...]:

@@ -173,9 +173,10 @@ def _find_or_explain(source: Source, data_dir: Path) -> tuple[Path, str]:
                 f"{source.name}: {data_dir / layout} lacks {lacking}; "
                 f"add what is missing, or remove the folder and run: fedsc data get {source.name}"
             )
+    place = "" if data_dir == default_data_dir() else f" --data-dir {data_dir}"
     raise FedscError(
         f"{source.name} is not in {data_dir} (looked for {' and '.join(source.layouts)}); "
-        f"run: fedsc data get {source.name}"
+        f"run: fedsc data get {source.name}{place}"
     )
 
 

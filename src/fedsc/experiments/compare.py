@@ -138,7 +138,10 @@ def read_job(out: Path, given: dict[str, Any]) -> Job:
         job = Job(**found)
         before = job.specs()
     except OSError:
-        raise FedscError(f"{out} holds no run to resume: it has no job.json") from None
+        what = f"{out} holds no run to resume: it has no job.json"
+        if (out.parent / "job.json").exists():
+            what = f"{out} is one run of several: fedsc run --resume {out.parent}"
+        raise FedscError(what) from None
     except TypeError as error:  # an option that RunSpec has not
         raise FedscError(f"{out / 'job.json'} is damaged: {error}") from None
     named = (*given.get("methods", []), given.get("model"))

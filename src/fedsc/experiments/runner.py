@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -333,14 +334,14 @@ def tell_other_environment(path: Path, federation: Federation) -> None:
 def refuse_other_spec(path: Path, spec: dict[str, Any]) -> None:
     """A run goes on only as what it began as."""
     before = read_object(path / "spec.json")
-    if before.get("hash") == spec_hash(spec) and before.get("format") == FORMAT:
-        return
-    changed = [
+    now = {"format": FORMAT, "hash": spec_hash(spec), **json.loads(json.dumps(spec))}
+    changed = [  # the hash last: it says nothing to a person
         f"{name} was {before.get(name)!r}, is now {value!r}"
-        for name, value in spec.items()
+        for name, value in sorted(now.items(), key=lambda item: item[0] == "hash")
         if before.get(name) != value and name not in NOT_PART_OF_THE_HASH
     ]
-    raise FedscError(f"{path} cannot be resumed as another run: {'; '.join(changed)}")
+    if changed:
+        raise FedscError(f"{path} cannot be resumed as another run: {'; '.join(changed)}")
 
 
 def pick_device(name: str) -> torch.device:

@@ -15,7 +15,7 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import LogLocator
 from numpy.typing import NDArray
 
-from ..errors import FedscError
+from ..errors import FedscError, unknown
 from ..files import read_json
 from .checks import check_file
 from .colours import COLOURS
@@ -377,20 +377,23 @@ def sensitivity_points(runs: list[RunData], over: str | None = None) -> tuple[Po
     runs = [run for run in runs if run.measured]
     if not runs:
         raise FedscError("no run in which every round has an accuracy")
+    known = {name for run in runs for name in numbers_of(run)}
     differing = sorted(
         name
-        for name in {name for run in runs for name in numbers_of(run)}
+        for name in known
         if len({numbers_of(run)[name] for run in runs if name in numbers_of(run)}) > 1
     )
     if over is None:
         if len(differing) != 1:
-            found = f"in {', '.join(differing)}: say which" if differing else "in none"
             raise FedscError(
-                f"the runs differ {found} (--over NAME; allowed: any number of a spec)"
+                f"the runs differ in {', '.join(differing)}: say which with --over NAME"
+                if differing
+                else "the runs differ in no number that could be the axis: give runs with several "
+                "values of a hyperparameter (fedsc sweep)"
             )
         over = differing[0]
-    if not any(over in numbers_of(run) for run in runs):
-        raise FedscError(f"no run has a number called '{over}' (they differ in: {differing})")
+    if over not in known:
+        raise unknown("number for --over", over, sorted(known))
     points: Points = {}
     for run in runs:
         numbers = numbers_of(run)
