@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 import statistics
 from collections.abc import Callable
 
@@ -36,6 +38,21 @@ def megabytes(values: list[Number]) -> str:
     return f"{mean:.2f}" if mean < 10 else f"{mean:.0f}"
 
 
+def spent(values: list[Number]) -> str:
+    """The epsilon of the seed that spent most; something that left without noise is infinite."""
+    numbers = [value for value in values if value is not None]
+    if not numbers:
+        return "-"
+    return "∞" if math.isinf(max(numbers)) else f"{max(numbers):.3g}"
+
+
+def last_epsilon(run: RunData) -> Number:
+    record = run.records[-1]
+    if "epsilon" not in record:  # not a private run
+        return None
+    return math.inf if record["epsilon"] is None else record["epsilon"]
+
+
 def last_value(name: str) -> Callable[[RunData], Number]:
     return lambda run: run.records[-1].get(name)
 
@@ -66,6 +83,7 @@ COLUMNS: list[Column] = [
     ("nearest\nproto", last_value("nearest_prototype"), percent),
     ("worst\nclient", last_value("client_worst"), percent),
     ("ECE", last_value("ece"), percent),
+    ("ε", last_epsilon, spent),
     ("lost", lost_share, short_percent),
     ("MB\nup", last_value("bytes_up"), megabytes),
     ("MB\ndown", last_value("bytes_down"), megabytes),
@@ -97,23 +115,28 @@ def comparison_rows(runs: list[RunData]) -> tuple[list[str], list[list[str]]]:
     return names, rows
 
 
-def comparison_table(runs: list[RunData]) -> Table:
-    """For the terminal."""
+def comparison_table(runs: list[RunData], width: int) -> Table:
+    """For a terminal of this width; methods with many options take several lines if they must."""
     spec = runs[0].spec
     names, rows = comparison_rows(runs)
     clients = ", ".join([f"{spec['clients']} clients", *attack_of(spec)])
-    title = (
-        f"{spec['dataset']}, {spec['partition']}, {clients}, "
-        f"{len(runs[0].records)} rounds of {spec['epochs']} epochs, test accuracy in %"
-    )
-    # Narrow gaps: the table has to fit into 80 columns.
+    rounds = f"{number(len(runs[0].records), 'round')} of {number(spec['epochs'], 'epoch')}"
+    title = f"{spec['dataset']}, {spec['partition']}, {clients}, {rounds}, test accuracy in %"
+    lines = [
+        max(map(len, "\n".join(cells).split("\n"))) for cells in zip(names, *rows, strict=True)
+    ]
+    gaps = 2 * (len(names) - 1)
+    room = width - sum(lines[1:]) - gaps
+    rows = [[at_commas(row[0], room), *row[1:]] for row in rows]
+    # Narrow gaps and no edge: the table has to fit into 80 columns.
     table = Table(
-        title=title,
+        title=f"{title}\n",
         title_justify="left",
         header_style="bold",
         box=box.SIMPLE_HEAD,
         collapse_padding=True,
         pad_edge=False,
+        show_edge=False,
     )
     for name in names:
         if name == "method":
@@ -123,6 +146,22 @@ def comparison_table(runs: list[RunData]) -> Table:
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def number(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def at_commas(text: str, room: int) -> str:
+    """Lines of at most `room` characters, broken after commas; a longer part stays whole."""
+    first, *parts = re.findall(r"[^,]*,|[^,]+$", text) or [text]
+    lines = [first]
+    for part in parts:
+        if len(lines[-1]) + len(part) <= room:
+            lines[-1] += part
+        else:
+            lines.append(part)
+    return "\n".join(lines)
 
 
 def markdown_table(names: list[str], rows: list[list[str]]) -> str:

@@ -1,0 +1,66 @@
+"""The comparison table in the terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from fedsc.report.runs import read_run
+from fedsc.report.table import at_commas, comparison_table
+from tests.report.made_runs import write_run
+
+
+def shown(folders: list[Path], width: int) -> list[str]:
+    console = Console(file=io.StringIO(), width=width)
+    console.print(comparison_table([read_run(folder) for folder in folders], width))
+    assert isinstance(console.file, io.StringIO)
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+
+
+def test_methods_are_broken_at_commas_and_only_where_they_must(tmp_path: Path) -> None:
+    long = "fedsc,tau=0.1,neighbours=3,min_count=5"
+    runs = [
+        write_run(tmp_path / "a", long, 0, [0.5]),
+        write_run(tmp_path / "b", "fedavg", 0, [0.4]),
+    ]
+    wide = shown(runs, 120)
+    assert wide[0].startswith("digits, nid1:0.2, 4 clients, 1 round of 2 epochs")
+    assert any(line.startswith(f"{long}  50.00") for line in wide)
+    narrow = shown(runs, 72)
+    assert max(map(len, narrow)) <= 72
+    starts = [line.split(" ")[0] for line in narrow]
+    assert starts[starts.index("fedsc,tau=0.1,") + 1 :] == [
+        "neighbours=3,",
+        "min_count=5",
+        "fedavg",
+    ]
+
+
+def test_lines_of_a_method() -> None:
+    assert at_commas("fedsc,tau=0.1,literal", 100) == "fedsc,tau=0.1,literal"
+    assert at_commas("fedsc,tau=0.1,literal", 14) == "fedsc,tau=0.1,\nliteral"
+    assert at_commas("fedsc,tau=0.1", 3) == "fedsc,\ntau=0.1"
+    assert at_commas("fedavg", 3) == "fedavg"
+
+
+def test_what_a_private_run_has_spent(tmp_path: Path) -> None:
+    """The most of any seed; null is infinite; a run that is not private has none."""
+
+    def spend(label: str, seed: int, epsilon: Any) -> Path:
+        folder = write_run(tmp_path / f"{label}{seed}", label, seed, [0.5])
+        found = json.loads((folder / "metrics.jsonl").read_text())
+        (folder / "metrics.jsonl").write_text(json.dumps({**found, "epsilon": epsilon}) + "\n")
+        return folder
+
+    plain = write_run(tmp_path / "plain", "fedavg", 0, [0.5])
+    assert not any("ε" in line for line in shown([plain], 100))
+    folders = [spend("fedsc", 0, 7.123), spend("fedsc", 1, 7.891), spend("moon", 0, None), plain]
+    lines = shown(folders, 100)
+    (head,) = [line for line in lines if line.startswith("method")]
+    column = head.split().index("ε") - len(head.split())  # from the right: ± takes words
+    spent = {line.split()[0]: line.split()[column] for line in lines[-3:]}
+    assert spent == {"fedsc": "7.89", "moon": "∞", "fedavg": "-"}
