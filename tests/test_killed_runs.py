@@ -125,6 +125,31 @@ def test_a_killed_run_ends_as_if_nothing_had_happened(
     kill_and_resume(method, engine, 1, uncut, tmp_path / "out", random.Random(f"{method} {engine}"))
 
 
+def test_two_processes_do_not_work_in_one_run(tmp_path: Path) -> None:
+    out, log, other_log = tmp_path / "out", tmp_path / "log", tmp_path / "other log"
+    asked_for = [*asked("fedavg", "workers", out), "--rounds", "100000"]
+    process = start(asked_for, log)
+    try:
+        metrics = out / "fedavg-seed0" / "metrics.jsonl"
+        for _ in range(600):
+            if metrics.exists():
+                break
+            time.sleep(0.1)
+        for arguments in (["run", "--resume", str(out)], [*asked_for, "--overwrite"]):
+            other = start(arguments, other_log)
+            other.join(120)
+            assert other.exitcode == 2
+            assert f"another process works in {metrics.parent}" in other_log.read_text()
+        assert process.is_alive()
+    finally:
+        process.kill()
+        process.join()
+    rounds = [json.loads(line)["round"] for line in metrics.read_text().splitlines()[:-1]]
+    assert rounds == list(range(1, len(rounds) + 1))
+    with RunFolder(metrics.parent).alone():  # the lock has ended with the process
+        pass
+
+
 # Checkpoints that are kept ------------------------------------------------------------------------
 
 SPEC = RunSpec(

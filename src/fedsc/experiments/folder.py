@@ -17,6 +17,7 @@ landscape.json, embedding.json, theory.json   what analysis/ made of the run, wh
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import itertools
 import json
@@ -89,6 +90,24 @@ class RunFolder:
             raise
         finally:
             self.path = final
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Refuse the folder while another process works in it; two would mix their rounds."""
+        path = self.path / "environment.json"  # written once, and never opened while a run goes on
+        with explain_write_errors(path):
+            file = open_here(path, "r+b")
+        with file:
+            try:
+                # Unlike flock's, this lock is not handed on to workers, which may outlive a kill.
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError):
+                raise FedscError(
+                    f"another process works in {self.path}: wait for its end, or stop it"
+                ) from None
+            except OSError:
+                pass  # a file system that knows no locks
+            yield
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
         text = json.dumps(content, indent=2, allow_nan=False) + "\n"
@@ -240,6 +259,10 @@ def prepare_out(out: Path, overwrite: bool) -> None:
             f"{out} holds another run ({runs[0].name}): choose another --out, "
             "or replace it with --overwrite"
         )
+    for run in runs:
+        if (run / "environment.json").exists():
+            with RunFolder(run).alone():
+                pass
     for run in runs:
         remove_run(run)
     for path in ours - set(runs):

@@ -155,40 +155,43 @@ def carry_out(
     spec = federation.spec
     folder = None if out is None else RunFolder(out)
     records: list[Record] = []
-    if folder is not None:
-        if resume and (folder.path / "spec.json").exists():
-            refuse_other_spec(folder.path, describe(federation, model_name))
-            tell_other_environment(folder.path, federation)
-            records = folder.restore(federation)
-        else:
-            begin(folder, federation, model_name)
-    label = f"{spec.method} seed {spec.seed}"
-    progress.start(label, spec.rounds, federation.images_per_round(), federation.round)
-    last_checkpoint, wait = time.monotonic(), checkpoint_seconds
-    try:
-        rounds = federation.rounds()
-        if out is not None and records:
-            rounds = after_checkpoint(rounds, out)
-        for record in rounds:
-            records.append(record)
-            if folder is not None:
-                folder.append_record(record)
-                began = time.monotonic()
-                if began - last_checkpoint >= wait or federation.round == spec.rounds:
-                    folder.save_checkpoint(federation, record["accuracy"])
-                    last_checkpoint = time.monotonic()
-                    if checkpoint_seconds:
-                        cost = last_checkpoint - began
-                        wait = max(checkpoint_seconds, cost / MOST_CHECKPOINTING)
-            progress.round_done(record)
-    except TooFewClientsError:
-        if folder is not None and records:
-            folder.save_checkpoint(federation, records[-1]["accuracy"])
-        raise
-    finally:
-        progress.finish()
-    if folder is not None:
-        folder.write_json("summary.json", summarise([r["accuracy"] for r in records]))
+    with contextlib.ExitStack() as in_the_folder:
+        if folder is not None:
+            if resume and (folder.path / "spec.json").exists():
+                refuse_other_spec(folder.path, describe(federation, model_name))
+                tell_other_environment(folder.path, federation)
+                in_the_folder.enter_context(folder.alone())
+                records = folder.restore(federation)
+            else:
+                begin(folder, federation, model_name)
+                in_the_folder.enter_context(folder.alone())
+        label = f"{spec.method} seed {spec.seed}"
+        progress.start(label, spec.rounds, federation.images_per_round(), federation.round)
+        last_checkpoint, wait = time.monotonic(), checkpoint_seconds
+        try:
+            rounds = federation.rounds()
+            if out is not None and records:
+                rounds = after_checkpoint(rounds, out)
+            for record in rounds:
+                records.append(record)
+                if folder is not None:
+                    folder.append_record(record)
+                    began = time.monotonic()
+                    if began - last_checkpoint >= wait or federation.round == spec.rounds:
+                        folder.save_checkpoint(federation, record["accuracy"])
+                        last_checkpoint = time.monotonic()
+                        if checkpoint_seconds:
+                            cost = last_checkpoint - began
+                            wait = max(checkpoint_seconds, cost / MOST_CHECKPOINTING)
+                progress.round_done(record)
+        except TooFewClientsError:
+            if folder is not None and records:
+                folder.save_checkpoint(federation, records[-1]["accuracy"])
+            raise
+        finally:
+            progress.finish()
+        if folder is not None:
+            folder.write_json("summary.json", summarise([r["accuracy"] for r in records]))
     load_state(federation.model, federation.server["model"])
     return Run(spec, federation.method, records, federation.model.eval(), federation.server, out)
 
