@@ -254,6 +254,9 @@ def test_prose_stays_and_blocks_change(tmp_path: Path, monkeypatch: pytest.Monke
     assert rest.startswith("| reading | rounds | mean of last 5 | swing |\n")
     assert rest.endswith("\n\n<!-- end -->\nB\n")
     assert fill_page(page) == "page.md is up to date"
+    Path("plain.md").write_text("# Nothing marked\n")
+    with pytest.raises(FedscError, match=r"plain\.md has no block to fill"):
+        fill_page(Path("plain.md"))
     write_run(Path("runs/b"), "fedsc", 0, [0.5])
     fill_page(page)
     assert "| fedsc | 1 | 50.00 | - |" in page.read_text()

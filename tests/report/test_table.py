@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from fedsc.report.runs import read_run
+from fedsc.report.runs import read_run, setting_of
 from fedsc.report.table import at_commas, comparison_table
 from tests.report.made_runs import write_run
 
@@ -64,3 +64,13 @@ def test_what_a_private_run_has_spent(tmp_path: Path) -> None:
     column = head.split().index("ε") - len(head.split())  # from the right: ± takes words
     spent = {line.split()[0]: line.split()[column] for line in lines[-3:]}
     assert spent == {"fedsc": "7.89", "moon": "∞", "fedavg": "-"}
+
+
+def test_a_setting_with_a_target_names_no_noise(tmp_path: Path) -> None:
+    """The noise was found from the target; `dp_noise` is 0 then, which it was not."""
+    options: dict[str, Any] = {"dp_unit": "record", "delta": 1e-5, "dp_clip": 1.0, "dp_noise": 0.0}
+    folder = write_run(tmp_path / "a", "fedavg", 0, [0.5], target_epsilon=8.0, **options)
+    text = setting_of(read_run(folder).spec)
+    assert text.endswith("private for one record (target epsilon 8, delta 1e-05, dp clip 1)")
+    folder = write_run(tmp_path / "b", "fedavg", 0, [0.5], **{**options, "dp_noise": 2.0})
+    assert "dp noise 2" in setting_of(read_run(folder).spec)

@@ -86,10 +86,11 @@ def one_seed(runs: list[RunData]) -> list[RunData]:
 
 
 def draw_partition_of(runs: list[RunData], out: Path) -> None:
-    run = one_seed(runs)[0]
+    runs = one_seed(runs)
+    run = runs[0]
     found = figures.partition_of(run)
     counts = np.array(found["class_counts"])
-    others = {each.spec["partition_hash"] for each in one_seed(runs)} - {run.spec["partition_hash"]}
+    others = {each.spec["partition_hash"] for each in runs} - {run.spec["partition_hash"]}
     if others:
         raise FedscError("these runs have different partitions: give the runs of one setting")
     spec = run.spec

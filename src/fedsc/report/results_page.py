@@ -78,6 +78,10 @@ def fill_page(path: Path) -> str:
         after = filled(before)
     except FedscError as error:
         raise FedscError(f"{path}, {error}") from None
+    if CLOSING not in before:
+        raise FedscError(
+            f"{path} has no block to fill: write a line <!-- comparison: FOLDER --> and {CLOSING}"
+        )
     if after == before:
         return f"{path} is up to date"
     write_atomically(path, after.encode())

@@ -170,6 +170,8 @@ def setting_of(spec: dict[str, Any]) -> str:
     words += attack_of(spec)
     if spec.get("dp_unit") not in (None, "none"):  # older runs do not have it
         given = {name: spec[name] for name in PRIVACY_OPTIONS if spec.get(name) is not None}
+        if "target_epsilon" in given:  # from which the noise was found
+            given.pop("dp_noise", None)
         amounts = (f"{name.replace('_', ' ')} {value:g}" for name, value in given.items())
         words.append(f"private for one {spec['dp_unit']} ({', '.join(amounts)})")
     return ", ".join(words)
