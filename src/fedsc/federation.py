@@ -187,8 +187,8 @@ class Federation:
         if spec.device in ("auto", "cuda") and self.device.type == "cuda":
             devices = [torch.device("cuda", k) for k in range(torch.cuda.device_count())]
         slots = spec.slots or default_slots(self.task.cohort_size, len(devices))
-        largest = max(client.num_samples for client in self.clients)
-        return GraphEngine(*common, largest, devices, slots, spec.compile, self.say)
+        sizes = [client.num_samples for client in self.clients if client.num_samples]
+        return GraphEngine(*common, sizes, devices, slots, spec.compile, self.say)
 
     def _make_ledger(self) -> Ledger:
         spec, number = self.spec, (self.task.num_clients, self.task.cohort_size)

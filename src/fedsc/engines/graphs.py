@@ -97,7 +97,7 @@ class GraphEngine:
         task: Task,
         data: Dataset,
         training: Training,
-        largest_client: int,
+        client_sizes: list[int],
         devices: list[torch.device],
         num_slots: int,
         compile: bool,
@@ -108,7 +108,7 @@ class GraphEngine:
         self.places = [Place(device, data, self) for device in devices]
         self.home = self.places[0]  # where the server is
         self.images = self.home.images
-        self.largest_client = largest_client
+        self.smallest_client, self.largest_client = min(client_sizes), max(client_sizes)
         self.num_slots = num_slots
         self.slots: list[Slot] = []
         self.loose_slot: Slot | None = None
@@ -132,10 +132,11 @@ class GraphEngine:
         # epoch: they share a slot that is not captured, and are over before the others.
         full = [c for c in clients if c.num_samples >= self.training.batch_size]
         small = [c for c in clients if c.num_samples < self.training.batch_size]
+        if self.loose_slot is None and self.smallest_client < self.training.batch_size:
+            self.loose_slot = self.make_loose_slot(clients[0], global_model, memory_of)
         slots = self.captured_slots(full, global_model, memory_of)
         queues = share_out(full, len(slots), self.training)
-        if small:
-            self.loose_slot = self.loose_slot or Slot(self, self.home, captures=False)
+        if small and self.loose_slot is not None:
             slots, queues = [*slots, self.loose_slot], [*queues, small]
         results: dict[int, tuple[Upload, State]] = {}
         for slot in slots:
@@ -177,6 +178,14 @@ class GraphEngine:
             else:
                 self.slots.append(slot)
         return self.slots[:wanted]
+
+    def make_loose_slot(self, client: ClientData, global_model: State, memory_of: MemoryOf) -> Slot:
+        """The slot for clients smaller than a batch. Made before the others, so that these leave it
+        room, and tried, since its kernels are not theirs and take long to load."""
+        slot = Slot(self, self.home, captures=False)
+        example = dataclasses.replace(client, indices=client.indices[: self.smallest_client])
+        slot.prepare(example, global_model, memory_of(client.id))
+        return slot
 
     def halve_slots(self, place: Place) -> None:
         """Make room on a card that has none left."""
