@@ -62,6 +62,12 @@ class Client:
     class_counts: Tensor  # (C,) float32: n_k^j
     memory: State  # what `remember` returned after its last participation, or `init_client`
 
+    @property
+    def class_shares(self) -> Tensor:
+        """Of its samples, (C,). A class that it lacks counts as half a sample, to have a log."""
+        counts = self.class_counts.clamp_min(0.5)
+        return counts / counts.sum()
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -217,13 +223,11 @@ class Method:
         """Of the student's classifier.
 
         With logit adjustment (Menon et al. 2021; in federated learning FedLC, Zhang et al. 2022)
-        a client's many samples of a class no longer push all other classes down. A class that the
-        client lacks counts as half a sample.
+        a client's many samples of a class no longer push all other classes down.
         """
         logits = batch.student.logits
         if self.logit_adjustment:
-            counts = batch.client.class_counts.clamp_min(0.5)
-            logits = logits + self.logit_adjustment * (counts / counts.sum()).log()
+            logits = logits + self.logit_adjustment * batch.client.class_shares.log()
         return F.cross_entropy(logits, batch.labels, reduction=reduction)
 
     def moments(self, round: int) -> tuple[Moment, ...]:

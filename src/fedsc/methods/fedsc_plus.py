@@ -67,9 +67,9 @@ class FedSCPlus(FedSC):
         """log(share of the class), (Q,): shared out among the rows of the class."""
         if not self.rpcl_prior:
             return None
-        share = batch.client.class_counts.clamp_min(0.5)
-        rows = torch.zeros_like(share).index_add(0, row_class, exists.to(share)).clamp_min(1)
-        return self.rpcl_prior * (share / share.sum() / rows).log()[row_class]
+        shares = batch.client.class_shares
+        rows = torch.zeros_like(shares).index_add(0, row_class, exists.to(shares)).clamp_min(1)
+        return self.rpcl_prior * (shares / rows).log()[row_class]
 
     def teachers(self, received_model: State, memory: State) -> Mapping[str, State]:
         return {"global": received_model} if self.distillation else {}

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import re
 import shlex
 import statistics
@@ -21,7 +20,7 @@ from pathlib import Path
 from ..errors import FedscError, unknown
 from ..experiments.folder import folder_name
 from ..experiments.grids import grid
-from ..files import write_atomically
+from ..files import read_object, write_atomically
 from ..method import Method
 from ..methods import METHODS, changed_options
 from ..models import default_model
@@ -338,8 +337,8 @@ def images_per_second(runs: list[RunData]) -> float:
 def device_of(run: RunData) -> str:
     """What the run was computed on, or nothing where its folder does not say."""
     try:
-        return str(json.loads((run.path / "environment.json").read_text())["device"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return str(read_object(run.path / "environment.json")["device"])
+    except (FedscError, KeyError):
         return ""
 
 
