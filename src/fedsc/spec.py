@@ -51,8 +51,9 @@ class RunSpec:
     )
 
     model: str = option("auto", "auto, mlp, cnn, conv4, resnet10, mobilenetv2 or FILE.py:CLASS")
-    norm: Literal["auto", "batch", "group", "none"] = option(
-        "auto", "normalisation layers of the model"
+    norm: Literal["auto", "batch", "renorm", "group", "none"] = option(
+        "auto",
+        "normalisation layers of the model; renorm: BatchNorm by the statistics received",
     )
 
     rounds: int = option(100, "communication rounds R", at_least=1)
