@@ -51,9 +51,9 @@ class RunSpec:
     )
 
     model: str = option("auto", "auto, mlp, cnn, conv4, resnet10, mobilenetv2 or FILE.py:CLASS")
-    norm: Literal["auto", "batch", "renorm", "group", "none"] = option(
+    norm: Literal["auto", "batch", "fixed", "group", "none"] = option(
         "auto",
-        "normalisation layers of the model; renorm: BatchNorm by the statistics received",
+        "normalisation layers of the model; fixed: BatchNorm that is fixed halfway",
     )
 
     rounds: int = option(100, "communication rounds R", at_least=1)

@@ -189,20 +189,24 @@ def test_a_run_that_meets_out_of_memory_goes_on_with_fewer_slots(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     changes: dict[str, Any] = {"device": "cuda", "model": "resnet10", "rounds": 1, "epochs": 1}
-    changes |= {"engine": "graphs", "slots": 8, "batch_size": 64, "participation": 1.0}
-    gc.collect()
-    torch.cuda.empty_cache()
-    before = torch.cuda.memory_reserved()
-    torch.cuda.reset_peak_memory_stats()
-    run("fedavg", **changes)
-    wanted = torch.cuda.max_memory_reserved() - before
+    changes |= {"engine": "graphs", "batch_size": 64, "participation": 1.0}
+    changes |= {"partition": "iid", "train_limit": None}  # so that every client fills a batch
+
+    def reserved(slots: int) -> int:
+        """At most at any time, by a run with so many slots."""
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        run("fedavg", slots=slots, **changes)
+        return torch.cuda.max_memory_reserved()
+
+    one, eight = reserved(1), reserved(8)
     gc.collect()
     torch.cuda.empty_cache()
     _, total = torch.cuda.mem_get_info()
-    allowed = torch.cuda.memory_reserved() + 0.8 * wanted
-    torch.cuda.set_per_process_memory_fraction(allowed / total)
+    torch.cuda.set_per_process_memory_fraction((one + eight) / 2 / total)
     try:
-        done = run("fedavg", **changes)
+        done = run("fedavg", slots=8, **changes)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert len(done.records) == 1

@@ -28,6 +28,7 @@ from ..data.dataset import Dataset
 from ..data.plan import steps_per_epoch
 from ..errors import FedscError, in_words
 from ..method import Batch, Client, LocalResult, Method, Moment, Task, Upload
+from ..models.norm import fix_norms
 from ..models.outputs import Outputs
 from ..state import State, to_device
 from .local import (
@@ -354,6 +355,7 @@ class Slot:
         self.moments = self.method.moments(round)
         seed_layers(self.training.seed, round, client.id)
         load_state(self.model, self.method.local_model(global_model, memory))
+        fix_norms(self.model, round > self.task.num_rounds / 2)
         names = list(self.global_params)
         copy_tensors(list(self.global_params.values()), [global_model[name] for name in names])
         for name, state in self.method.teachers(global_model, memory).items():

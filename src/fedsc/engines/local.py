@@ -14,7 +14,6 @@ from ..data.plan import ClientPlan, client_plan
 from ..data.randomness import generator
 from ..data.transform import crop_and_flip, normalise
 from ..method import LocalResult, Method, Upload
-from ..models.norm import BatchRenorm
 from ..models.outputs import Outputs
 from ..privacy import NOT_PRIVATE, Privacy
 from ..state import State
@@ -194,9 +193,6 @@ def load_state(model: nn.Module, state: State) -> None:
     """Copy a state into a model's own tensors, in place."""
     own = model.state_dict()
     copy_tensors(list(own.values()), [state[name] for name in own])
-    for layer in model.modules():
-        if isinstance(layer, BatchRenorm):
-            layer.receive()
 
 
 @torch.no_grad()

@@ -13,6 +13,7 @@ from ..data.dataset import Dataset
 from ..data.plan import ClientPlan
 from ..data.randomness import generator
 from ..method import Batch, Client, LocalResult, Method, Moment, Task, Upload
+from ..models.norm import fix_norms
 from ..privacy import clip_rows, noised_totals
 from ..state import State, to_device
 from .local import (
@@ -116,6 +117,7 @@ class Visit:
         self.round, self.client_data, self.client = round, client_data, client
         self.received, self.on_images = received, on_images
         load_state(self.model, self.method.local_model(global_model, client.memory))
+        fix_norms(self.model, round > engine.task.num_rounds / 2)
         self.global_params = {name: global_model[name] for name in self.params}
         self.teachers = {
             name: engine.teacher(name, state)

@@ -45,7 +45,7 @@ def build_model(
 ) -> nn.Module:
     """A new network with fresh weights; `name` is one of MODELS or `path/to/file.py:Name`.
 
-    `norm` is batch, renorm, group, none or auto: batch for convolutional networks, none for the MLP.
+    `norm` is batch, fixed, group, none or auto: batch for convolutional networks, none for the MLP.
     """
     if norm not in ("auto", *NORMS):
         raise unknown("norm", norm, ("auto", *NORMS))
