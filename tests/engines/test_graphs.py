@@ -7,6 +7,7 @@ only a GPU can do is marked `gpu` and skips itself without one.
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 import fedsc
 from fedsc import METHODS, Outputs, Run
-from fedsc.engines.graphs import GraphEngine, Place, default_slots, share_out
+from fedsc.engines.graphs import GraphEngine, Place, Slot, default_slots, share_out
 from fedsc.engines.local import ClientData, Training
 from fedsc.models import MLP
 
@@ -70,6 +71,12 @@ def test_every_method_gives_the_same_weights_as_one_by_one(text: str, norm: str)
         assert a["accuracy"] == pytest.approx(b["accuracy"], abs=0.01)
         assert a["train_loss"] == pytest.approx(b["train_loss"], rel=1e-3, abs=1e-6)
         assert a["cohort"] == b["cohort"]
+
+
+def test_fixed_norms_give_the_same_weights_as_one_by_one() -> None:
+    changes: dict[str, Any] = {"norm": "fixed", "rounds": 4}  # the last two with fixed statistics
+    ours, theirs = (run("fedsc", engine=name, **changes) for name in ("graphs", "sequential"))
+    assert largest_difference(ours, theirs) < 1e-5
 
 
 def test_the_number_of_slots_does_not_change_the_result() -> None:
@@ -183,6 +190,30 @@ def test_what_cannot_be_captured_goes_on_one_by_one(capsys: pytest.CaptureFixtur
     assert "cannot capture" in capsys.readouterr().err
 
 
+def test_slots_are_halved_until_they_fit(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a card with room for two; the slots given up must be gone, or it never fits."""
+    alive: weakref.WeakSet[Slot] = weakref.WeakSet()
+    prepare = Slot.prepare
+
+    def prepare_if_it_fits(slot: Slot, *arguments: Any) -> None:
+        alive.add(slot)
+        if len(alive) > 2:
+            raise torch.cuda.OutOfMemoryError
+        prepare(slot, *arguments)
+
+    monkeypatch.setattr(Slot, "prepare", prepare_if_it_fits)
+    changes: dict[str, Any] = {"participation": 1.0, "partition": "iid"}
+    halved = run("fedsc", engine="graphs", slots=8, **changes)
+    said = capsys.readouterr().err
+    assert "going on with 4 clients at once" in said
+    assert "going on with 2 clients at once" in said
+    monkeypatch.undo()
+    alone = run("fedsc", engine="sequential", **changes)
+    assert largest_difference(halved, alone) < 1e-5
+
+
 @gpu
 @needs_cuda
 def test_a_run_that_meets_out_of_memory_goes_on_with_fewer_slots(
@@ -192,17 +223,20 @@ def test_a_run_that_meets_out_of_memory_goes_on_with_fewer_slots(
     changes |= {"engine": "graphs", "batch_size": 64, "participation": 1.0}
     changes |= {"partition": "iid", "train_limit": None}  # so that every client fills a batch
 
+    def free_all() -> None:
+        gc.collect()
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
+
     def reserved(slots: int) -> int:
         """At most at any time, by a run with so many slots."""
-        gc.collect()
-        torch.cuda.empty_cache()
+        free_all()
         torch.cuda.reset_peak_memory_stats()
         run("fedavg", slots=slots, **changes)
         return torch.cuda.max_memory_reserved()
 
     one, eight = reserved(1), reserved(8)
-    gc.collect()
-    torch.cuda.empty_cache()
+    free_all()
     _, total = torch.cuda.mem_get_info()
     torch.cuda.set_per_process_memory_fraction((one + eight) / 2 / total)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +26,7 @@ from fedsc.models import (
     model_from_path,
     norm_layer,
 )
-from fedsc.models.norm import NORMS, group_count
+from fedsc.models.norm import NORMS, FixedBatchNorm, fix_norms, group_count
 
 # Small images, so that the tests are fast; conv4 needs 16 pixels.
 SHAPES = {
@@ -209,6 +210,40 @@ def test_norm_layer() -> None:
     assert isinstance(norm_layer("none", 8), nn.Identity)
     with pytest.raises(FedscError, match="unknown norm 'layer'"):
         norm_layer("layer", 8)
+
+
+@pytest.mark.parametrize("shape", [(6, 3), (6, 3, 4, 5)])
+def test_fixed_batch_norm_is_batch_norm_until_it_is_fixed(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    ours = FixedBatchNorm(3)
+    theirs = nn.BatchNorm1d(3) if len(shape) == 2 else nn.BatchNorm2d(3)
+    with torch.no_grad():
+        theirs.weight.uniform_(0.5, 2)
+        theirs.bias.normal_()
+    ours.load_state_dict(theirs.state_dict())  # a state of one fits the other
+    weights = torch.randn(shape)
+
+    def gradient(layer: nn.Module, values: Tensor) -> Tensor:
+        values = values.clone().requires_grad_()
+        (layer(values) * weights).sum().backward()
+        assert values.grad is not None
+        return values.grad
+
+    for _ in range(3):
+        values = torch.randn(shape) * 3 + 1
+        torch.testing.assert_close(gradient(ours, values), gradient(theirs, values))
+        torch.testing.assert_close(ours(values), theirs(values))
+    torch.testing.assert_close(ours.running_mean, theirs.running_mean)
+    torch.testing.assert_close(ours.running_var, theirs.running_var)
+
+    fix_norms(ours, True)
+    theirs.eval()  # fixed, a layer trains as it is used
+    before = copy.deepcopy(ours.state_dict())
+    values = torch.randn(shape) * 5 - 2
+    torch.testing.assert_close(ours(values), theirs(values))
+    torch.testing.assert_close(gradient(ours, values), gradient(theirs, values))
+    for name in ("running_mean", "running_var"):
+        assert torch.equal(ours.state_dict()[name], before[name])
 
 
 def test_auto_norm() -> None:

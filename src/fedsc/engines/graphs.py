@@ -49,7 +49,7 @@ from .local import (
 )
 
 MOST_SLOTS = 5
-STEPS_IN_TURN = 8
+STEPS_IN_TURN = 4
 
 
 class Kernels(NamedTuple):
@@ -189,15 +189,19 @@ class GraphEngine:
         return slot
 
     def halve_slots(self, place: Place) -> None:
-        """Make room on a card that has none left."""
+        """Start again with half as many slots, on a card that has no room for more."""
         if self.num_slots == 1:
             raise FedscError(
                 f"not even one client with batches of {self.training.batch_size} fits into the "
                 f"memory of {place.device}: take a smaller batch size or model"
             )
         self.num_slots //= 2
-        del self.slots[self.num_slots :]
+        self.slots.clear()
         gc.collect()  # a slot's graphs and gradients refer to each other
+        if place.device.type == "cuda":
+            # cuBLAS keeps a workspace for every stream, also when the stream is gone. Graphs hold
+            # their addresses, so this must not come before the slots are given up.
+            torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
         self.say(f"out of GPU memory: going on with {self.num_slots} clients at once")
 
@@ -337,6 +341,7 @@ class Slot:
             return
         with torch.cuda.device(self.device):
             torch.cuda.synchronize()
+            torch.cuda.empty_cache()  # of the tries; while capturing, nothing can be given back
             pool = torch.cuda.graph_pool_handle()
             for last_epoch in (False, True):
                 graph = torch.cuda.CUDAGraph()

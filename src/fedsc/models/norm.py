@@ -28,7 +28,7 @@ def norm_layer(kind: str, channels: int, dims: Literal[1, 2] = 2) -> nn.Module:
 class FixedBatchNorm(nn.modules.batchnorm._BatchNorm):
     """BatchNorm whose statistics are fixed for the second half of the rounds.
 
-    FixBN (Zhong et al., ICLR 2024). BatchNorm trains a client under the statistics of its own few
+    FixBN (Zhong et al. 2023, arXiv:2303.06530). BatchNorm trains a client under the statistics of its own few
     classes, and is used afterwards under averaged ones. Once the statistics are fixed, a client
     trains, and takes its prototypes, under those with which the global model is used.
     """
@@ -49,8 +49,11 @@ class FixedBatchNorm(nn.modules.batchnorm._BatchNorm):
             return super().forward(inputs)
         if inputs.numel() == inputs.shape[1]:
             raise ValueError("BatchNorm needs more than one value per channel in training")
+        # Only a BatchNorm without running statistics lacks these.
         assert self.running_mean is not None
         assert self.running_var is not None
+        assert self.num_batches_tracked is not None
+        assert self.momentum is not None
         each = (1, -1, *[1] * (inputs.dim() - 2))
         over = [dim for dim in range(inputs.dim()) if dim != 1]
         batch_var, batch_mean = torch.var_mean(inputs.float(), over, correction=0)
@@ -59,8 +62,9 @@ class FixedBatchNorm(nn.modules.batchnorm._BatchNorm):
         slope = self.weight * (var + self.eps).rsqrt()
         offset = self.bias - mean * slope
         with torch.no_grad():
+            self.num_batches_tracked.add_(1)
             n = inputs.numel() / inputs.shape[1]
-            step = 0.1 * ~self.fixed
+            step = self.momentum * ~self.fixed
             self.running_mean.add_(step * (batch_mean - self.running_mean))
             self.running_var.add_(step * (batch_var * n / (n - 1) - self.running_var))
         return (inputs * slope.view(each) + offset.view(each)).to(inputs.dtype)
