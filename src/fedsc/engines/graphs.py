@@ -185,16 +185,16 @@ class GraphEngine:
         room, and tried, since its kernels are not theirs and take long to load."""
         slot = Slot(self, self.home, captures=False)
         example = dataclasses.replace(client, indices=client.indices[: self.smallest_client])
-        slot.prepare(example, global_model, memory_of(client.id))
+        try:
+            slot.prepare(example, global_model, memory_of(client.id))
+        except torch.cuda.OutOfMemoryError:
+            raise self.no_room(self.home) from None
         return slot
 
     def halve_slots(self, place: Place) -> None:
         """Start again with half as many slots, on a card that has no room for more."""
         if self.num_slots == 1:
-            raise FedscError(
-                f"not even one client with batches of {self.training.batch_size} fits into the "
-                f"memory of {place.device}: take a smaller batch size or model"
-            )
+            raise self.no_room(place)
         self.num_slots //= 2
         self.slots.clear()
         gc.collect()  # a slot's graphs and gradients refer to each other
@@ -204,6 +204,12 @@ class GraphEngine:
             torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
         self.say(f"out of GPU memory: going on with {self.num_slots} clients at once")
+
+    def no_room(self, place: Place) -> FedscError:
+        return FedscError(
+            f"not even one client with batches of {self.training.batch_size} fits into the "
+            f"memory of {place.device}: take a smaller batch size or model"
+        )
 
 
 def default_slots(cohort_size: int, num_devices: int = 1) -> int:

@@ -28,9 +28,9 @@ def norm_layer(kind: str, channels: int, dims: Literal[1, 2] = 2) -> nn.Module:
 class FixedBatchNorm(nn.modules.batchnorm._BatchNorm):
     """BatchNorm whose statistics are fixed for the second half of the rounds.
 
-    FixBN (Zhong et al. 2023, arXiv:2303.06530). BatchNorm trains a client under the statistics of its own few
-    classes, and is used afterwards under averaged ones. Once the statistics are fixed, a client
-    trains, and takes its prototypes, under those with which the global model is used.
+    FixBN (Zhong et al. 2023, arXiv:2303.06530). BatchNorm trains a client under the statistics of
+    its own few classes, and is used afterwards under averaged ones. Once the statistics are fixed,
+    a client trains, and takes its prototypes, under those with which the global model is used.
     """
 
     fixed: Tensor
