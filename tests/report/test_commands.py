@@ -52,10 +52,13 @@ def test_board_serves_until_it_is_stopped(tmp_path: Path) -> None:
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
         assert process.stdout is not None
-        address = process.stdout.readline().split()[2]
-        with urllib.request.urlopen(address) as answer:
-            assert b"<!doctype html>" in answer.read()
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=20)
+        try:
+            address = process.stdout.readline().split()[2]
+            with urllib.request.urlopen(address) as answer:
+                assert b"<!doctype html>" in answer.read()
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=20)
+        finally:
+            process.kill()  # where it could not be stopped, the test must not wait for it
     assert process.returncode == 0
     assert err == f"fedsc: {tmp_path} holds no run folder\n"
