@@ -366,7 +366,7 @@ class Slot:
         self.moments = self.method.moments(round)
         seed_layers(self.training.seed, round, client.id)
         load_state(self.model, self.method.local_model(global_model, memory))
-        fix_norms(self.model, round > self.task.num_rounds / 2)
+        fix_norms(self.model, round, self.task.num_rounds)
         names = list(self.global_params)
         copy_tensors(list(self.global_params.values()), [global_model[name] for name in names])
         for name, state in self.method.teachers(global_model, memory).items():

@@ -117,7 +117,7 @@ class Visit:
         self.round, self.client_data, self.client = round, client_data, client
         self.received, self.on_images = received, on_images
         load_state(self.model, self.method.local_model(global_model, client.memory))
-        fix_norms(self.model, round > engine.task.num_rounds / 2)
+        fix_norms(self.model, round, engine.task.num_rounds)
         self.global_params = {name: global_model[name] for name in self.params}
         self.teachers = {
             name: engine.teacher(name, state)

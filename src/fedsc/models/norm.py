@@ -70,11 +70,11 @@ class FixedBatchNorm(nn.modules.batchnorm._BatchNorm):
         return (inputs * slope.view(each) + offset.view(each)).to(inputs.dtype)
 
 
-def fix_norms(model: nn.Module, fixed: bool) -> None:
-    """Fix the statistics of the model's FixedBatchNorm layers, or let them go on."""
+def fix_norms(model: nn.Module, round: int, num_rounds: int) -> None:
+    """Fix the statistics of FixedBatchNorm layers in the second half of the rounds."""
     for layer in model.modules():
         if isinstance(layer, FixedBatchNorm):
-            layer.fixed.fill_(fixed)
+            layer.fixed.fill_(round > num_rounds / 2)
 
 
 def group_count(channels: int) -> int:
