@@ -286,7 +286,10 @@ def bench(
     out: Path = typer.Option(Path("bench.json"), help="file for all the numbers"),
     **given: Any,
 ) -> None:
-    """Measure how fast this machine trains, beside a plain DataLoader loop."""
+    """Measure how fast this machine trains, beside a plain DataLoader loop.
+
+    On a CPU with one local epoch, unless --epochs says otherwise.
+    """
     import torch
 
     from .experiments.bench import SHAPES, Measurement
