@@ -434,6 +434,11 @@ def test_resume_takes_the_same_options_again_and_no_others(fedsc: Fedsc, tmp_pat
     ):
         assert fedsc(*again)[0] == 0
         assert (tmp_path / "out" / "fedprox-seed0" / "summary.json").exists()
+    (tmp_path / "out" / "fedprox-seed0" / "summary.json").unlink()
+    code, _, said = fedsc("run", "--resume", "out", "--engine", "graphs", "--threads", "3")
+    assert code == 0
+    assert "the engine was " in said
+    assert "the number of threads was " in said
     assert_refused(
         fedsc("run", "--resume", "out", "--lr", "0.5"), ["lr was 0.01, is now 0.5", "resume"]
     )
@@ -444,6 +449,12 @@ def test_resume_takes_the_same_options_again_and_no_others(fedsc: Fedsc, tmp_pat
     assert_refused(fedsc("run", "--resume", "out"), ["damaged", "metrics.jsonl"])
     (tmp_path / "out" / "job.json").write_text("{")
     assert_refused(fedsc("run", "--resume", "out"), ["job.json"])
+
+
+def test_bench_takes_as_many_threads_as_it_is_told(fedsc: Fedsc, tmp_path: Path) -> None:
+    asked = ["--model", "mlp", "--method", "fedavg", "--rounds", "1", "--images", "200"]
+    assert fedsc("bench", *asked, "--threads", "1", "--device", "cpu")[0] == 0
+    assert json.loads((tmp_path / "bench.json").read_text())["threads"] == 1
 
 
 @pytest.mark.parametrize("changed", ["job.json", "fedavg-seed0/spec.json"])

@@ -229,6 +229,15 @@ def test_a_faulty_client_is_as_good_as_absent(
         assert torch.equal(federation.server["model"][name], tensor), name
 
 
+def test_a_late_client_that_diverged_forgets_it() -> None:
+    spec = RunSpec(**{**TINY, "straggler": 1.0})
+    federation, _ = build(spec, load(spec), Faulty())
+    record = federation.run_round(1)
+    assert sorted(record["late"]) == [0, 1, 2, 3, 4, 5]
+    assert "rejected" not in record
+    assert set(federation.memories) == {0, 1, 3, 4, 5}
+
+
 def test_without_faults_nothing_is_recorded_of_them() -> None:
     for record in tiny_run("fedsc", rounds=1).records:
         assert not {"dropped", "late", "rejected"} & set(record)

@@ -49,6 +49,8 @@ def test_the_exported_model_has_the_accuracy_of_the_run(digits: Dataset, tmp_pat
     accuracy = read_run(path).records[-1]["accuracy"]
     assert accuracy > 0.2  # it learned something
 
+    found = load_trained(path).probabilities(digits.test_images, "classifier")
+    assert float((found.argmax(1) == digits.test_labels).double().mean()) == accuracy
     pt2, onnx, facts = export(load_trained(path), tmp_path / "model")
     program = torch.export.load(pt2).module()
     logits = program(digits.test_images)

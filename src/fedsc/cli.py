@@ -294,6 +294,7 @@ def bench(
 
     from .experiments.bench import SHAPES, Measurement
     from .experiments.bench import bench as measure
+    from .experiments.runner import number_of_threads
     from .files import check_place
     from .methods import METHODS, method_from_text
 
@@ -322,7 +323,8 @@ def bench(
         console.print(text, soft_wrap=True, highlight=False)
 
     size = images or (50_000 if gpu else 2_000)
-    result = measure(model, method or list(METHODS), rounds, size, given, show)
+    with number_of_threads(given.get("threads")):
+        result = measure(model, method or list(METHODS), rounds, size, given, show)
     write_atomically(out, (json.dumps(result, indent=2) + "\n").encode())
     console.print(f"Ceiling {result['ceiling_tflops']:.1f} TFLOP/s; all numbers in {out}")
 

@@ -85,7 +85,9 @@ def choose_engine(
     if engine == "workers" and on_gpu:
         raise FedscError("--engine workers is for the CPU: leave it out, or add --device cpu")
     if engine == "workers" and not can_fork():
-        raise FedscError("--engine workers needs Linux: take --engine sequential")
+        raise FedscError(
+            "--engine workers needs Linux, outside a daemon process: take --engine sequential"
+        )
     if spec.precision != "auto":
         return engine, spec.precision
     return engine, "bf16" if on_gpu and engine == "graphs" else "fp32"
@@ -112,7 +114,10 @@ class Federation:
         self.class_counts = torch.from_numpy(counts)  # (K, C)
         self.attackers = choose_attackers(spec.seed, spec.num_clients, spec.attackers or 0.0)
         if spec.attack == "poisoned-prototypes" and method.sent_prototypes is None:
-            raise FedscError(f"{method.name} sends no prototypes that an attacker could poison")
+            raise FedscError(
+                f"{method.name} sends no prototypes that an attacker could poison: take another "
+                "--attack, or fedsc, fedsc+, fedproto or fednh"
+            )
         self.local_data = self._data_as_trained_on()
         labels = self.local_data.train_labels.cpu().numpy()
         local_counts = torch.from_numpy(class_count_table(labels, self.parts, data.num_classes))
@@ -124,7 +129,10 @@ class Federation:
         feature_dim = check_model(model, data.image_shape, data.num_classes)
         size = cohort_size(spec.num_clients, spec.participation)
         if spec.min_clients > size:
-            raise FedscError(f"min_clients = {spec.min_clients}: a round has {size} clients only")
+            raise FedscError(
+                f"min_clients = {spec.min_clients}: a round has {size} clients only (allowed: 0 to "
+                f"{size}); lower it, or raise --participation"
+            )
         task = Task(spec.num_clients, size, data.num_classes, feature_dim, spec.rounds, spec.seed)
         self.model = channels_last(method.adapt_model(model, task).to(device))
         # The method may have changed the network: ask it again what it gives.
@@ -279,7 +287,8 @@ class Federation:
         results = self.train(round, [k for k in chosen if k not in dropped])
         received = [upload for upload, _ in results]
         in_time = [upload for upload in received if upload.client not in late]
-        rejected = find_unusable(in_time, self.server["model"])
+        unusable = find_unusable(received, self.server["model"])
+        rejected = {k: reason for k, reason in unusable.items() if k not in late}
         answers = Answers(
             uploads=[upload for upload in in_time if upload.client not in rejected],
             dropped=[k for k in chosen if k in dropped],
@@ -297,7 +306,7 @@ class Federation:
         if len(answers.uploads) < spec.min_clients:
             raise TooFewClientsError(round, answers, spec.min_clients)
         for upload, memory in results:
-            if memory and upload.client not in rejected:
+            if memory and upload.client not in unusable:
                 self.memories[upload.client] = memory
         return answers
 

@@ -310,6 +310,7 @@ def with_noise(privacy: Privacy, noise: float, prototype_noise: float | None) ->
     return dataclasses.replace(privacy, noise=noise, prototype_noise=own)
 
 
+@functools.lru_cache(maxsize=8)  # a run is built once to be checked and once to be run
 def solve_noise(ledger: Ledger, target: float, prototype_noise: float | None) -> Privacy:
     """The mechanisms with the least noise for which the whole run stays below a target epsilon."""
 

@@ -6,6 +6,7 @@ only a GPU can do is marked `gpu` and skips itself without one.
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import weakref
 from collections.abc import Iterator
@@ -21,7 +22,9 @@ import fedsc
 from fedsc import METHODS, Outputs, Run
 from fedsc.engines.graphs import GraphEngine, Place, Slot, default_slots, share_out
 from fedsc.engines.local import ClientData, Training
+from fedsc.method import Batch, LocalResult, Moment, Task, Upload
 from fedsc.models import MLP
+from fedsc.state import State
 
 TEXTS = [
     *(name for name in METHODS if name != "fedcda"),
@@ -29,6 +32,7 @@ TEXTS = [
     "fedsc,u_mode=epoch,proto_source=eval,center=true",
     "fedsc,u_mode=ema,pool=bank,positives=mean_positive",
     "fedsc,init_protos=true",
+    "fedsc+,rpcl_weight=1,positives=mean_positive",
     "fedproto,evaluation=ensemble",
     "moon,head=true",
 ]
@@ -83,6 +87,82 @@ def test_the_number_of_slots_does_not_change_the_result() -> None:
     one, many = (run("fedsc", engine="graphs", slots=slots) for slots in (1, 7))
     for name, tensor in one.server["model"].items():
         assert torch.equal(tensor, many.server["model"][name])
+
+
+class Dropping(MLP):
+    def forward(self, images: Tensor) -> Outputs:
+        features = nn.functional.dropout(super().forward(images).features, 0.5, self.training)
+        return Outputs(features, self.classifier(features))
+
+
+def dropping(slots: int, device: str) -> Run:
+    options: dict[str, Any] = {"rounds": 2, "epochs": 2, "batch_size": 32, "compile": False}
+    options |= {"precision": "fp32", "engine": "graphs", "partition": "iid"}
+    return fedsc.run("digits", "fedavg", Dropping, slots=slots, device=device, **options)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[gpu, needs_cuda])])
+def test_what_a_client_drops_does_not_depend_on_its_neighbours(device: str) -> None:
+    one, many = (dropping(slots, device) for slots in (1, 4))
+    assert largest_difference(one, many) < 1e-6
+
+
+def test_dropout_is_that_of_one_by_one() -> None:
+    options: dict[str, Any] = {"rounds": 2, "epochs": 2, "batch_size": 32, "partition": "iid"}
+    alone = fedsc.run("digits", "fedavg", Dropping, engine="sequential", **options)
+    assert largest_difference(dropping(4, "cpu"), alone) < 1e-5
+
+
+@dataclasses.dataclass(frozen=True)
+class ObservesLater(fedsc.FedAvg):
+    """Counts the images of the last epoch and of a clean pass, but not in the first round."""
+
+    name = "observes-later"
+
+    def moments(self, round: int) -> tuple[Moment, ...]:
+        return ("last_epoch", "end") if round > 1 else ()
+
+    def start_observing(self, moment: Moment, task: Task) -> State:
+        return {"seen": torch.zeros(())}
+
+    def observe(self, moment: Moment, batch: Batch, totals: State) -> State:
+        return {"seen": totals["seen"] + batch.weight.sum()}
+
+    def upload(self, result: LocalResult) -> State:
+        seen = [totals["seen"] for totals in result.observed.values()]
+        return {"seen": torch.stack(seen) if seen else torch.zeros(2)}
+
+    def aggregate(self, server: State, uploads: list[Upload], records: Any) -> State:
+        seen = torch.stack([upload.extra["seen"] for upload in uploads])
+        return {**super().aggregate(server, uploads, records), "seen": seen}
+
+
+def test_what_is_observed_may_differ_from_round_to_round() -> None:
+    options: dict[str, Any] = {"epochs": 1, "train_limit": 400, "batch_size": 16, "clients": 4}
+    for engine in ("sequential", "graphs"):
+        done = [
+            fedsc.run("digits", ObservesLater(), engine=engine, rounds=rounds, **options)
+            for rounds in (1, 2)
+        ]
+        assert not done[0].server["seen"].any()
+        assert done[1].server["seen"].sum(0).tolist() == [400, 400]  # of all clients together
+
+
+@dataclasses.dataclass(frozen=True)
+class SaysMoreLater(fedsc.FedAvg):
+    name = "says-more-later"
+
+    def broadcast(self, server: State) -> State:
+        return {"mean": server["model"]["classifier.bias"].mean()} if "told" in server else {}
+
+    def aggregate(self, server: State, uploads: list[Upload], records: Any) -> State:
+        return {**super().aggregate(server, uploads, records), "told": torch.ones(())}
+
+
+@pytest.mark.parametrize("engine", ["graphs", "workers"])
+def test_a_message_that_gains_a_tensor_is_refused_in_words(engine: str) -> None:
+    with pytest.raises(fedsc.FedscError, match="gives mean, in the first round nothing: give"):
+        fedsc.run("digits", SaysMoreLater(), rounds=2, epochs=1, train_limit=200, engine=engine)
 
 
 def test_slots_on_two_devices_give_the_same_weights_as_on_one() -> None:

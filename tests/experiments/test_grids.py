@@ -115,6 +115,8 @@ def test_a_mean_is_kept_only_with_all_that_it_is_the_mean_of() -> None:
     assert "avg" in [c.name for c in table.select(["cifar10"], None).columns]
     some = table.select(["cifar10/nid2", "cifar10/avg"], None)
     assert [c.name for c in some.columns] == ["nid2"]
+    one_by_one = [c.key for c in table.columns if c.group == "cifar10" and c.name != "avg"]
+    assert [c.name for c in table.select(one_by_one, None).columns][-1] == "avg"
 
 
 def test_unknown_names_are_refused_with_the_known_ones() -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+import fedsc
 from fedsc import FedscError
 from fedsc.cli import main
 from fedsc.experiments.cells import Cell, cells_of
@@ -324,6 +325,17 @@ def test_a_sweep_runs_every_combination(tmp_path: Path) -> None:
     results([tmp_path], again)
     assert again.file.getvalue() == printed  # type: ignore[attr-defined]
     assert contents(finished(tmp_path)) == before
+
+
+def test_a_sweep_chooses_on_images_held_out(tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), width=80)
+    settings: dict[str, Any] = {**TINY, "train_limit": None, "validation": 300, "device": "cpu"}
+    assert sweep(["fedavg"], {}, 1, settings, tmp_path / "sweep", console, quiet=True)
+    (folder,) = finished(tmp_path / "sweep")
+    fedsc.run("digits", "fedavg", out=tmp_path / "run", **settings)
+    for name in ("spec.json", "partition.json"):
+        ours, theirs = (json.loads((f / name).read_text()) for f in (folder, tmp_path / "run"))
+        assert ours == theirs
 
 
 def test_the_commands(

@@ -36,6 +36,15 @@ def test_a_prototype_keeps_its_share_of_the_one_before() -> None:
     # in the row that was client 1's.
     expected = [[[0.5, 3.0], [1.0, 1.0]], [[8.0, 0.0], [0.0, 4.0]]]
     assert torch.allclose(server["prototypes"], torch.tensor(expected))
+    third = [upload(1, [[1, 1], [1, 1]], [1, 1]), upload(2, [[0, 4], [8, 0]], [3, 2])]
+    second_row = [upload(2, [[0, 4], [8, 0]], [3, 2]), upload(1, [[1, 1], [1, 1]], [1, 1])]
+    for uploads in (third, second_row):
+        after = method.aggregate(server, uploads, {})
+        # Client 2 as before, 0.25 of its old prototype; client 1 was away, and begins anew.
+        expected = [[[1.0, 1.0], [1.0, 1.0]], [[2.0, 3.0], [6.0, 1.0]]]
+        assert torch.allclose(after["prototypes"], torch.tensor(expected))
+    alone = method.aggregate(server, third[1:], {})  # now in the first row
+    assert torch.allclose(alone["prototypes"][0], torch.tensor([[2.0, 3.0], [6.0, 1.0]]))
 
 
 def batch_of(counts: list[float]) -> Batch:

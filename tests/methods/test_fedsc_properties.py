@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
+import fedsc
 from fedsc import prototypes as eq
 from fedsc.losses import cpdr, rpcl
 from fedsc.method import Batch, Client, LocalResult, Moment, Task, Upload
 from fedsc.methods import FedSC
+from fedsc.models import MLP
 from fedsc.models.outputs import Outputs
 
 Array = NDArray[np.float64]
@@ -891,3 +893,16 @@ def test_positives_inside_and_outside_the_logarithm(outside: bool, expected: flo
         outside=outside,
     )
     assert float(loss) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("init_protos", [False, True])
+def test_the_weights_rise_or_fall_over_the_rounds(init_protos: bool) -> None:
+    """What the next round will be told, after each of four; a survey before them is no round."""
+    expected = {"rising": [0.25, 0.5, 0.75, 1], "falling": [0.75, 0.5, 0.25, 0]}
+    data = fedsc.load_dataset("digits")
+    for schedule, strengths in expected.items():
+        method = FedSC(schedule=schedule, init_protos=init_protos)  # type: ignore[arg-type]
+        spec = fedsc.RunSpec(rounds=4, epochs=1, train_limit=200, clients=3)
+        federation = fedsc.Federation(spec, data, method, MLP(data.image_shape, 10))
+        told = [float(method.broadcast(federation.server)["strength"]) for _ in federation.rounds()]
+        assert told == strengths

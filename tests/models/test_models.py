@@ -237,6 +237,8 @@ def test_fixed_batch_norm_is_batch_norm_until_it_is_fixed(shape: tuple[int, ...]
     torch.testing.assert_close(ours.running_mean, theirs.running_mean)
     torch.testing.assert_close(ours.running_var, theirs.running_var)
 
+    fix_norms(ours, 1, num_rounds=1)
+    assert not ours.fixed  # nothing would have been measured yet
     fix_norms(ours, 4, num_rounds=6)
     theirs.eval()  # fixed, a layer trains as it is used
     before = copy.deepcopy(ours.state_dict())

@@ -59,7 +59,9 @@ def partition(text: str, labels: Indices, num_clients: int, seed: int) -> list[I
         if form not in ("shards", "half", "extra"):
             raise FedscError(f"unknown form '{form}' in '{text}' (allowed: half, extra)")
         if num_clients != NID2_CLIENTS:
-            raise FedscError(f"nid2 is made for {NID2_CLIENTS} clients, not {num_clients}")
+            raise FedscError(
+                f"nid2 is made for {NID2_CLIENTS} clients, not {num_clients}: leave --clients away"
+            )
         parts = split_nid2(labels, form, rng)
     else:
         if not words[0].removeprefix("-").isdecimal():

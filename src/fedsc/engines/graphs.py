@@ -43,6 +43,7 @@ from .local import (
     copy_tensors,
     load_state,
     plan_of,
+    refill_message,
     seed_layers,
     total_of,
     what_remains,
@@ -68,6 +69,7 @@ class Place:
         self.device = device
         self.images = Images(data.to(device), engine.training, engine.method.uses_stages)
         self.message: State = {}  # the same for all clients of a round
+        self.has_message = False
         self.plain = self.compiled = Kernels(
             self.images.train_batch, self.images.forward, engine.method.loss, engine.method.observe
         )
@@ -78,10 +80,10 @@ class Place:
         self.compiled = Kernels(*parts)
 
     def receive(self, message: State) -> None:
-        if self.message:
-            copy_into(self.message, message)
+        if self.has_message:
+            refill_message(self.message, message)
         else:
-            self.message = clone(to_device(message, self.device))
+            self.message, self.has_message = clone(to_device(message, self.device)), True
 
 
 class CannotCaptureError(Exception):
@@ -267,16 +269,18 @@ class Slot:
         }
         self.static = to_device(static, self.device)
         self.client = Client(self.static["id"], self.static["class_counts"], self.static["memory"])
+        first = 0 if self.method.surveys_before_training() else 1
+        rounds = range(first, self.task.num_rounds + 1)
+        in_order = dict.fromkeys(moment for r in rounds for moment in self.method.moments(r))
+        self.moments_of_all_rounds = tuple(in_order)
         self.observed: dict[str, State] = {
             moment: to_device(self.method.start_observing(moment, self.task), self.device)
-            for moment in self.method.moments(1)
+            for moment in self.moments_of_all_rounds
         }
-        if self.method.surveys_before_training():
-            for moment in self.method.moments(0):
-                totals = self.method.start_observing(moment, self.task)
-                self.observed.setdefault(moment, to_device(totals, self.device))
         self.losses: State = {}  # sums over the steps of the last epoch
         self.graphs: dict[bool, torch.cuda.CUDAGraph] = {}  # by whether it is the last epoch
+        self.draws = False  # whether a step draws random numbers, as dropout does
+        self.random: Tensor | None = None  # the generator as this slot left it
 
     # A step --------------------------------------------------------------------------------------
 
@@ -341,8 +345,11 @@ class Slot:
             for last_epoch in (False, True):
                 for _ in range(3):
                     self.load(1, example, global_model, memory)
+                    self.moments = self.moments_of_all_rounds  # the graph is for all of them
                     self.model.train()
+                    before = self.random_state()
                     self.step(last_epoch)
+                    self.draws = not torch.equal(before, self.random_state())
         if not self.captures:
             return
         with torch.cuda.device(self.device):
@@ -473,12 +480,24 @@ class Slot:
 
     @contextlib.contextmanager
     def on_stream(self) -> Iterator[None]:
-        """Work of this slot, in order after what was asked for before."""
-        if self.stream is None:
+        """Work of this slot, in order after what was asked for before, and with its own random
+        numbers: they depend on the client, whoever is in flight beside it."""
+        if self.draws and self.random is not None:
+            self.set_random_state(self.random)
+        with contextlib.nullcontext() if self.stream is None else torch.cuda.stream(self.stream):
             yield
-            return
-        with torch.cuda.stream(self.stream):
-            yield
+        if self.draws:
+            self.random = self.random_state()
+
+    def random_state(self) -> Tensor:
+        on_gpu = self.device.type == "cuda"
+        return torch.cuda.get_rng_state(self.device) if on_gpu else torch.get_rng_state()
+
+    def set_random_state(self, state: Tensor) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.set_rng_state(state, self.device)
+        else:
+            torch.set_rng_state(state)
 
     def follow(self) -> None:
         """This slot waits for what the server has been asked to do, on its own GPU and this one."""

@@ -13,10 +13,11 @@ from ..data.dataset import Augment, Dataset
 from ..data.plan import ClientPlan, client_plan
 from ..data.randomness import generator
 from ..data.transform import crop_and_flip, normalise
+from ..errors import FedscError
 from ..method import LocalResult, Method, Upload
 from ..models.outputs import Outputs
 from ..privacy import NOT_PRIVATE, Privacy
-from ..state import State
+from ..state import State, flatten
 
 Precision = Literal["fp32", "bf16"]
 MemoryOf = Callable[[int], State]  # a client's memory, perhaps read from disk
@@ -212,6 +213,18 @@ def copy_state(model: nn.Module) -> State:
 
 
 @torch.no_grad()
+def refill_message(static: State, received: State) -> None:
+    """Put a round's message where the first one lies."""
+    was, is_now = flatten(static).keys(), flatten(received).keys()
+    if was != is_now:
+        raise FedscError(
+            f"broadcast gives {', '.join(sorted(is_now)) or 'nothing'}, in the first round "
+            f"{', '.join(sorted(was)) or 'nothing'}: give every tensor from the first round on, "
+            "with a mask while it means nothing"
+        )
+    copy_into(static, received)
+
+
 def copy_into(static: State, values: State) -> None:
     """Copy the values that a static state has room for."""
     for name, target in static.items():

@@ -30,7 +30,7 @@ from torch import Tensor
 from ..errors import FedscError
 from ..method import Upload
 from ..state import State, num_bytes
-from .local import ClientData, MemoryOf, OnImages, copy_into
+from .local import ClientData, MemoryOf, OnImages, copy_into, refill_message
 from .sequential import SequentialEngine
 
 # One client in work and one waiting: a worker never waits for the next.
@@ -68,8 +68,8 @@ class WorkerEngine:
         """Train the clients; yields each one's upload and its memory for the next time."""
         if not self.workers:
             self.start(global_model, received)
-        for shared, current in ((self.global_model, global_model), (self.message, received)):
-            copy_into(shared, current)
+        copy_into(self.global_model, global_model)
+        refill_message(self.message, received)
         largest_first = sorted(clients, key=lambda client: (-client.num_samples, client.id))
         todo = deque(client.id for client in largest_first)
         for _ in range(AHEAD):

@@ -212,7 +212,8 @@ def bench(
     device = pick_device(settings.get("device", "auto"))
     data = random_data(model, device, size)
     precision = "bf16" if device.type == "cuda" else "fp32"
-    ceiling = matrix_product_ceiling(device, settings.get("precision", precision))
+    asked = settings.get("precision", "auto")
+    ceiling = matrix_product_ceiling(device, precision if asked == "auto" else asked)
     rows = []
     base = {**settings, "model": model, "rounds": rounds + 1}
     plain_steps = 60 if device.type == "cuda" else 5

@@ -116,7 +116,7 @@ def run_cells(
                     counter.settled += 1
                     return True
                 counter.begin(cell)
-                data = load_once(cell.spec.dataset, cell.spec.few_shot)
+                data = load_once(cell.spec.dataset, cell.spec.few_shot, cell.spec.validation)
                 progress = choose_progress(quiet, console)
                 gc.collect()  # the last run's models refer to each other, and may fill a GPU
                 execute(cell.spec, data, cell.method, None, out / cell.name, progress, resume=True)
@@ -183,13 +183,14 @@ def locked(out: Path, name: str, wait: bool = True) -> Iterator[bool]:
 
 def remember_last_data(
     console: Console, data_dir: Path | None
-) -> Callable[[str, int | None], Dataset]:
+) -> Callable[[str, int | None, int | None], Dataset]:
     """Loads a data set once for all runs in a row that need it, and holds one at a time."""
 
     @functools.lru_cache(maxsize=1)
-    def load_once(dataset: str, few_shot: int | None) -> Dataset:
+    def load_once(dataset: str, few_shot: int | None, validation: int | None) -> Dataset:
         with data_progress(console) as decoding:
-            return load(RunSpec(dataset=dataset, few_shot=few_shot), data_dir, decoding)
+            spec = RunSpec(dataset=dataset, few_shot=few_shot, validation=validation)
+            return load(spec, data_dir, decoding)
 
     return load_once
 

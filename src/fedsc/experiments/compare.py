@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import itertools
 import json
 import sys
@@ -27,7 +28,7 @@ from ..progress import Lines, Live, Silent, data_progress
 from ..report.checks import Check, is_text, is_whole, list_of, wrong_in
 from ..report.runs import RunData, read_run
 from ..report.table import comparison_rows, comparison_table, markdown_table
-from ..spec import RunSpec
+from ..spec import NOT_PART_OF_THE_HASH, RunSpec
 from .folder import folder_name, prepare_out
 from .runner import build, execute, load
 from .trackers import Tracked, check_trackers
@@ -99,6 +100,7 @@ def compare(
                 progress = choose_progress(quiet, console)
                 if track:
                     progress = Tracked(progress, track, out / name)
+                gc.collect()  # the last run's models refer to each other, and may fill a GPU
                 execute(spec, data, methods[name], None, out / name, progress, resume)
 
     from ..report.pictures import draw_curves
@@ -130,7 +132,8 @@ def nothing_left_if_nothing_ran(out: Path) -> Iterator[None]:
 
 
 def read_job(out: Path, given: dict[str, Any]) -> Job:
-    """The job of a folder to be resumed; what is given beside must not contradict it."""
+    """The job of a folder to be resumed. What is given beside must not contradict it, but for where
+    and how fast it runs."""
     try:
         found = read_json(out / "job.json")
         wrong = wrong_in(found, JOB)
@@ -160,9 +163,9 @@ def read_job(out: Path, given: dict[str, Any]) -> Job:
     for name in before:
         for field in dataclasses.fields(RunSpec):
             was, is_now = getattr(before[name], field.name), getattr(now[name], field.name)
-            if was != is_now:
+            if was != is_now and field.name not in NOT_PART_OF_THE_HASH:
                 raise FedscError(f"{field.name} was {was}, is now {is_now}: {RESUME_AS_IT_WAS}")
-    return job
+    return asked
 
 
 def choose_progress(quiet: bool, console: Console) -> Silent:

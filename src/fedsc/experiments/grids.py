@@ -88,11 +88,12 @@ class Grid:
                         *(c.key for c in self.columns),
                     ]
                     raise unknown(f"column of {self.name}", name, allowed)
-            kept_columns = tuple(c for c in self.columns if {c.key, c.group} & set(columns))
-            # A mean needs all columns of its group.
-            lost = {c.group for c in self.columns if c not in kept_columns}
-            kept_columns = tuple(
-                c for c in kept_columns if c.settings is not None or c.group not in lost
+            asked = {c.key for c in self.columns if {c.key, c.group} & set(columns)}
+            cut = {c.group for c in self.columns if c.settings is not None and c.key not in asked}
+            kept_columns = tuple(  # a mean comes with all columns of its group
+                c
+                for c in self.columns
+                if (c.key in asked if c.settings is not None else c.group not in cut)
             )
         if rows is not None:
             names = [row.name for row in self.rows]

@@ -172,13 +172,13 @@ def results(
         if not path.is_dir():
             raise FedscError(f"{path} is not a folder: give one with runs")
     grids = [asked for path in paths for asked in asked_in(path)]
-    for asked in grids:
-        show(asked.parent, read_asked(asked), console, accuracy, costs=accuracy is not None)
-    others = [path for path in paths if not any(asked_in(path))]
     if grids and file is not None:
         raise FedscError(
             f"--write is for other runs: the tables of a grid are in {grids[0].parent}"
         )
+    for asked in grids:
+        show(asked.parent, read_asked(asked), console, accuracy, costs=accuracy is not None)
+    others = [path for path in paths if not any(asked_in(path))]
     if not others:
         return
     runs, skipped = find_runs(others)

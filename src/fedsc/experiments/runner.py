@@ -299,13 +299,13 @@ def begin(folder: RunFolder, federation: Federation, model_name: str) -> None:
 
 
 def as_it_began(spec: RunSpec, path: Path) -> RunSpec:
-    """The specification with the engine and the threads that a run began with: the number of
-    threads decides how sums are grouped, and so the last digits."""
+    """The specification with the engine and the threads that a run began with, unless others are
+    asked for: the number of threads decides how sums are grouped, and so the last digits."""
     before = read_object(path / "spec.json")
     return dataclasses.replace(
         spec,
-        engine=before.get("engine", spec.engine),
-        threads=before.get("threads", spec.threads),
+        engine=before.get("engine", "auto") if spec.engine == "auto" else spec.engine,
+        threads=before.get("threads") if spec.threads is None else spec.threads,
     )
 
 
@@ -313,6 +313,7 @@ def tell_other_environment(path: Path, federation: Federation) -> None:
     """Refuse to go on with a run on another kind of device, where no number would be the same, and
     say what else has changed."""
     before, now = read_object(path / "environment.json"), environment(federation.device)
+    spec = read_object(path / "spec.json")
     if (before.get("device") == "cpu") != (now["device"] == "cpu"):
         raise FedscError(
             f"{path} began on {before.get('device')} and cannot go on here on {now['device']}: the "
@@ -326,6 +327,8 @@ def tell_other_environment(path: Path, federation: Federation) -> None:
             ("PyTorch", torch_before, now["packages"]["torch"]),
             ("the GPU", before.get("device"), now["device"]),
             ("the processor", before.get("processor"), now["processor"]),
+            ("the engine", spec.get("engine"), federation.engine_name),
+            ("the number of threads", spec.get("threads"), torch.get_num_threads()),
         )
         if was != is_now
     ]

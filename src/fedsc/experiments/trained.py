@@ -24,7 +24,7 @@ from ..data.plan import cohort_size
 from ..data.transform import normalise
 from ..engines.local import load_state
 from ..errors import FedscError, in_words
-from ..evaluation import run_model
+from ..evaluation import EVALUATION_BATCH, run_model
 from ..files import explain_write_errors, read_object, write_atomically
 from ..method import Method, Task
 from ..methods import method_class
@@ -86,7 +86,8 @@ class Trained:
 
     def probabilities(self, images: Tensor, by: By) -> Tensor:
         """Of each class (N, C), for images (N, channels, height, width) uint8."""
-        outputs = run_model(self.model.outputs, self.model, images)
+        batches = images.split(EVALUATION_BATCH["cpu"])
+        outputs = run_model(self.model.outputs, self.model, batches)
         if by == "classifier":
             (scores,) = self.method.predictions([outputs], self.server)
             return F.softmax(scores, 1)

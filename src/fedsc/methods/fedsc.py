@@ -144,7 +144,8 @@ class FedSC(Method):
             "consistent": torch.zeros(shape[1:]),  # o^j
             "consistent_exists": torch.zeros(shape[1], dtype=torch.bool),
             "drift": torch.zeros(()),
-            "round": torch.zeros(()),
+            # The survey before the first round counts up to 0.
+            "round": torch.tensor(-1.0 if self.init_protos else 0.0),
             "num_rounds": torch.tensor(float(task.num_rounds)),
         }
 

@@ -24,6 +24,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ..losses import LOG_ZERO
 from ..method import Batch, Upload
@@ -57,19 +58,23 @@ class FedSCPlus(FedSC):
 
     def update_pool(self, server: State, uploads: list[Upload]) -> State:
         pool = super().update_pool(server, uploads)
-        both = (server["counts"] > 0) & (pool["counts"] > 0)  # (S, C)
-        both &= (server["owner"] == pool["owner"])[:, None]
-        smoothed = torch.lerp(pool["prototypes"], server["prototypes"], self.smoothing)
+        # With other clients in the round a client stands in another row than before.
+        same = pool["owner"][:, None] == server["owner"]  # (S, S)
+        same &= (pool["owner"] >= 0)[:, None]
+        before = same.int().argmax(1)  # (S,): the row that it had
+        both = same.any(1)[:, None] & (server["counts"][before] > 0) & (pool["counts"] > 0)
+        smoothed = torch.lerp(pool["prototypes"], server["prototypes"][before], self.smoothing)
         pool["prototypes"] = torch.where(both[..., None], smoothed, pool["prototypes"])
         return pool
 
     def row_prior(self, batch: Batch, row_class: Tensor, exists: Tensor) -> Tensor | None:
-        """log(share of the class), (Q,): shared out among the rows of the class."""
+        """log(share of the class), shared out among the class's rows: (Q,), or (B, Q) where which
+        rows exist depends on the sample."""
         if not self.rpcl_prior:
             return None
         shares = batch.client.class_shares
-        rows = torch.zeros_like(shares).index_add(0, row_class, exists.to(shares)).clamp_min(1)
-        return self.rpcl_prior * (shares / rows).log()[row_class]
+        rows = exists.to(shares) @ F.one_hot(row_class, len(shares)).to(shares)  # of each class
+        return self.rpcl_prior * (shares / rows.clamp_min(1)).log()[..., row_class]
 
     def teachers(self, received_model: State, memory: State) -> Mapping[str, State]:
         return {"global": received_model} if self.distillation else {}

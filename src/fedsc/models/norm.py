@@ -74,7 +74,7 @@ def fix_norms(model: nn.Module, round: int, num_rounds: int) -> None:
     """Fix the statistics of FixedBatchNorm layers in the second half of the rounds."""
     for layer in model.modules():
         if isinstance(layer, FixedBatchNorm):
-            layer.fixed.fill_(round > num_rounds / 2)
+            layer.fixed.fill_(round > max(1, num_rounds / 2))  # measured at least once
 
 
 def group_count(channels: int) -> int:
