@@ -453,8 +453,8 @@ def test_resume_takes_the_same_options_again_and_no_others(fedsc: Fedsc, tmp_pat
 
 def test_bench_takes_as_many_threads_as_it_is_told(fedsc: Fedsc, tmp_path: Path) -> None:
     asked = ["--model", "mlp", "--method", "fedavg", "--rounds", "1", "--images", "200"]
-    assert fedsc("bench", *asked, "--threads", "1", "--device", "cpu")[0] == 0
-    assert json.loads((tmp_path / "bench.json").read_text())["threads"] == 1
+    assert fedsc("bench", *asked, "--threads", "2", "--device", "cpu")[0] == 0
+    assert json.loads((tmp_path / "bench.json").read_text())["threads"] == 2
 
 
 @pytest.mark.parametrize("changed", ["job.json", "fedavg-seed0/spec.json"])
