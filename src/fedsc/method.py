@@ -281,6 +281,11 @@ class Method:
         return None
 
 
+def tested_model(method: Method, server: State) -> State:
+    """The global model as it is tested and handed out, which is not always what clients receive."""
+    return next(method.evaluated_models(server, {}), server["model"])
+
+
 def weighted_average(uploads: list[Upload], weights: list[float]) -> State:
     """The weighted mean of the clients' models, BatchNorm's running statistics included.
 

@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from sklearn.base import BaseEstimator
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from torch import nn
 
 import fedsc
+from fedsc.data.transform import normalise
+from fedsc.experiments.runner import build
+from fedsc.experiments.trained import load_trained
 from fedsc.losses import rpcl
 from fedsc.method import Batch, Client, Task, Upload
 from fedsc.methods import FedSCPlus
-from fedsc.methods.fedsc_plus import absent_divergence
+from fedsc.methods.fedsc_plus import (
+    STATISTICS,
+    absent_divergence,
+    empty_statistics,
+    linear_discriminant,
+)
 from fedsc.models.outputs import Outputs
 
 QUICK: dict[str, Any] = {"rounds": 3, "epochs": 1, "lr": 0.05, "threads": 1}
@@ -21,6 +34,7 @@ QUICK: dict[str, Any] = {"rounds": 3, "epochs": 1, "lr": 0.05, "threads": 1}
 
 def upload(client: int, prototypes: list[list[float]], counts: list[float]) -> Upload:
     extra = {"prototypes": torch.tensor(prototypes), "counts": torch.tensor(counts)}
+    extra |= empty_statistics(Task(3, 2, num_classes=2, feature_dim=2, num_rounds=5))
     return Upload(client, int(sum(counts)), {"w": torch.zeros(1)}, extra)
 
 
@@ -101,7 +115,10 @@ def test_none_or_one_absent_class_leaves_nothing_to_distil(absent: list[bool]) -
 
 
 def test_without_its_additions_it_is_fedsc() -> None:
-    bare = "fedsc+,smoothing=0,rpcl_prior=0,logit_adjustment=0,rpcl_weight=1,cpdr_weight=1"
+    bare = (
+        "fedsc+,smoothing=0,rpcl_prior=0,logit_adjustment=0,rpcl_weight=1,cpdr_weight=1,"
+        "calibration=false"
+    )
     ours, theirs = (fedsc.run("digits", text, **QUICK) for text in (bare, "fedsc"))
     weights = theirs.model.state_dict()
     assert all(torch.equal(t, weights[name]) for name, t in ours.model.state_dict().items())
@@ -115,6 +132,7 @@ def test_without_its_additions_it_is_fedsc() -> None:
         {"rpcl_weight": 1.0},
         {"distillation": 1.0},
         {"logit_adjustment": 0.0},
+        {"calibration": False},
     ],
 )
 def test_each_option_matters(change: dict[str, Any]) -> None:
@@ -124,3 +142,146 @@ def test_each_option_matters(change: dict[str, Any]) -> None:
     )
     first, second = ours.model.state_dict(), other.model.state_dict()
     assert any(not torch.equal(t, second[name]) for name, t in first.items())
+
+
+# Calibration --------------------------------------------------------------------------------------
+
+
+def statistics_of(features: torch.Tensor, labels: torch.Tensor, num_classes: int) -> list[Any]:
+    of_class = [features[labels == j] for j in range(num_classes)]
+    sums = torch.stack([rows.sum(0) for rows in of_class])
+    counts = torch.tensor([float(len(rows)) for rows in of_class])
+    return [sums, counts, features.T @ features]
+
+
+def test_a_discriminant_by_hand() -> None:
+    # Two classes around (0, 0) and (4, 0), with the variances 1 and 4; a tenth of their mean, 0.25,
+    # is added: 1.25 and 4.25. W = S^-1 (m_j - (2, 0)) = (-+1.6, 0); b = -W (m_j + (2, 0)) / 2.
+    around = torch.tensor([[1.0, 2.0], [-1.0, 2.0], [1.0, -2.0], [-1.0, -2.0]])
+    features = torch.cat([around, around + torch.tensor([4.0, 0.0])])
+    labels = torch.tensor([0] * 4 + [1] * 4)
+    weight, bias = linear_discriminant(*statistics_of(features, labels, 2))
+    assert torch.allclose(weight, torch.tensor([[-1.6, 0.0], [1.6, 0.0]]), atol=1e-6)
+    assert torch.allclose(bias, torch.tensor([1.6, -4.8]), atol=1e-6)
+    # Halfway between the means both score alike.
+    middle = torch.tensor([2.0, 7.0])
+    assert (weight @ middle + bias).tolist() == pytest.approx([-1.6, -1.6])
+
+
+def test_a_discriminant_is_scikit_learns() -> None:
+    rng = torch.Generator().manual_seed(0)
+    labels = torch.arange(60) % 3
+    centers = torch.randn(3, 4, generator=rng)
+    mixing = torch.randn(4, 4, generator=rng)
+    features = 5 + centers[labels] + torch.randn(60, 4, generator=rng) @ mixing
+    weight, bias = linear_discriminant(*statistics_of(features, labels, 3))
+    theirs = LinearDiscriminantAnalysis(
+        solver="lsqr", priors=[1 / 3] * 3, covariance_estimator=Shrunk()
+    )
+    theirs.fit(features.double().numpy(), labels.numpy())
+    ours = torch.softmax(features @ weight.T + bias, 1)
+    expected = torch.from_numpy(theirs.predict_proba(features.double().numpy()))
+    assert torch.allclose(ours.double(), expected, atol=1e-4)
+
+
+class Shrunk(BaseEstimator):  # type: ignore[misc]
+    """The covariance with a tenth of its mean variance added."""
+
+    def fit(self, rows: Any) -> Shrunk:
+        covariance = np.cov(rows.T, bias=True)
+        self.covariance_ = covariance + 0.1 * np.trace(covariance) / len(covariance) * np.eye(4)
+        return self
+
+
+def test_a_class_nobody_has_sent_is_never_guessed() -> None:
+    features, labels = torch.randn(20, 3), torch.arange(20) % 2
+    weight, bias = linear_discriminant(*statistics_of(features, labels, 3))
+    assert (features @ weight.T + bias)[:, 2].max() < -1e20
+    assert bool(weight.isfinite().all())
+
+
+@pytest.mark.parametrize("features", [torch.ones(4, 3), torch.full((4, 3), torch.nan)])
+def test_features_without_use_raise_nothing(features: torch.Tensor) -> None:
+    weight, _ = linear_discriminant(*statistics_of(features, torch.arange(4) % 2, 2))
+    assert weight.shape == (2, 3)
+
+
+def test_old_statistics_keep_their_share() -> None:
+    method = FedSCPlus(smoothing=0.25)
+    task = Task(2, 2, num_classes=2, feature_dim=2, num_rounds=5)
+    server = method.init_server(task)
+    sent = upload(0, [[1, 0], [0, 1]], [1, 1])
+    values = {name: tensor + 8 for name, tensor in empty_statistics(task).items()}
+    first = dataclasses.replace(sent, extra={**sent.extra, **values})
+    server = method.aggregate(server, [first, dataclasses.replace(first, client=1)], {})
+    server = method.aggregate(server, [first], {})
+    # Two clients' 8, three quarters of them: 12. Then a quarter of 12, and three quarters of 8.
+    assert all(torch.equal(server[name], torch.full_like(server[name], 9.0)) for name in STATISTICS)
+
+
+def test_the_statistics_are_of_the_model_that_was_received() -> None:
+    """One round: what the server holds is what the first model makes of all training images."""
+    run = fedsc.run("digits", "fedsc+,smoothing=0", rounds=1, epochs=2, threads=1, partition="iid")
+    data = fedsc.load_dataset("digits")
+    first, _ = build(run.spec, data, run.method)
+    images = normalise(data.train_images, torch.tensor(data.mean), torch.tensor(data.std))
+    first.model.eval()
+    with torch.no_grad():
+        features = first.model(images).features
+    expected = statistics_of(features, data.train_labels, 10)
+    for name, tensor in zip(STATISTICS, expected, strict=True):
+        assert torch.allclose(run.server[name], tensor, rtol=1e-4, atol=1e-2)
+
+
+def test_calibration_changes_what_is_tested_and_nothing_clients_train() -> None:
+    ours, other = (fedsc.run("digits", f"fedsc+{t}", **QUICK) for t in ("", ",calibration=false"))
+    trained = other.model.state_dict()
+    for name, tensor in ours.server["model"].items():
+        assert torch.equal(tensor, trained[name])
+    tested = ours.model.state_dict()
+    differ = {name for name, tensor in tested.items() if not torch.equal(tensor, trained[name])}
+    assert differ == {"classifier.weight", "classifier.bias"}
+
+
+def test_where_clients_lack_classes_calibration_is_far_ahead() -> None:
+    """Clients with one or two classes each: their averaged classifier hardly knows the others."""
+    options: dict[str, Any] = {"partition": "shards:1", "rounds": 5, "lr": 0.05, "threads": 1}
+    ours, other = (fedsc.run("digits", f"fedsc+{t}", **options) for t in ("", ",calibration=false"))
+    assert ours.accuracy > other.accuracy + 0.1
+
+
+def test_what_is_exported_is_what_was_tested(tmp_path: Path) -> None:
+    run = fedsc.run("digits", "fedsc+", out=tmp_path / "run", **QUICK)
+    trained = load_trained(tmp_path / "run")
+    data = fedsc.load_dataset("digits")
+    right = trained.model(data.test_images).argmax(1) == data.test_labels
+    assert right.double().mean().item() == pytest.approx(run.accuracy)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"rpcl_weight": 1.0, "u_mode": "round"}, "u_mode=round needs calibration=false"),
+        ({"robust_prototypes": True}, "robust_prototypes needs calibration=false"),
+    ],
+)
+def test_what_does_not_go_with_calibration(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(fedsc.FedscError, match=words):
+        FedSCPlus(**options)
+    FedSCPlus(**options, calibration=False)
+
+
+class OwnHead(nn.Module):
+    def __init__(self, image_shape: tuple[int, int, int], num_classes: int) -> None:
+        super().__init__()
+        self.classifier = nn.Linear(64, num_classes, bias=False)
+
+    def forward(self, images: torch.Tensor) -> Outputs:
+        features = images.flatten(1)
+        return Outputs(features, self.classifier(features))
+
+
+def test_a_classifier_that_cannot_be_calibrated_is_refused() -> None:
+    with pytest.raises(fedsc.FedscError, match=r"calibration makes a Linear with a bias.*=false"):
+        fedsc.run("digits", "fedsc+", OwnHead, **QUICK)
+    assert fedsc.run("digits", "fedsc+,calibration=false", OwnHead, **QUICK).records

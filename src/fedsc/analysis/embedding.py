@@ -20,6 +20,7 @@ from ..engines.local import load_state
 from ..errors import FedscError
 from ..evaluation import EVALUATION_BATCH, run_model
 from ..federation import Federation
+from ..method import tested_model
 from ..report.runs import RunData
 from .reopen import OnStep, cached, checkpoint_of, reopen
 
@@ -79,7 +80,7 @@ def test_features(federation: Federation, picked: torch.Tensor) -> tuple[Any, li
     """Features (N, d) of some test images, as the method compares them, and their classes as the
     method predicts them."""
     method, images = federation.method, federation.engine.images
-    load_state(federation.model, federation.server["model"])
+    load_state(federation.model, tested_model(method, federation.server))
 
     def forward(batch: torch.Tensor) -> Any:
         return images.forward(federation.model, images.normalised(batch))

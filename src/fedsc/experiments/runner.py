@@ -25,7 +25,7 @@ from ..evaluation import summarise
 from ..faults import TooFewClientsError
 from ..federation import Federation, Record
 from ..files import read_object
-from ..method import Method
+from ..method import Method, tested_model
 from ..methods import method_from_text, method_to_text
 from ..models import build_model, default_model
 from ..plugins import is_path
@@ -48,7 +48,7 @@ class Run:
     spec: RunSpec
     method: Method
     records: list[Record]  # one per round: the lines of metrics.jsonl
-    model: nn.Module  # the global model
+    model: nn.Module  # the global model, as it was tested
     server: State
     folder: Path | None
 
@@ -192,7 +192,7 @@ def carry_out(
             progress.finish()
         if folder is not None:
             folder.write_json("summary.json", summarise([r["accuracy"] for r in records]))
-    load_state(federation.model, federation.server["model"])
+    load_state(federation.model, tested_model(federation.method, federation.server))
     return Run(spec, federation.method, records, federation.model.eval(), federation.server, out)
 
 

@@ -26,7 +26,7 @@ from ..engines.local import load_state
 from ..errors import FedscError, in_words
 from ..evaluation import EVALUATION_BATCH, run_model
 from ..files import explain_write_errors, read_object, write_atomically
-from ..method import Method, Task
+from ..method import Method, Task, tested_model
 from ..methods import method_class
 from ..models import MODELS, build_model, check_model
 from ..models.outputs import Outputs
@@ -154,7 +154,7 @@ def assemble(
     network = method.adapt_model(network, task)
     task = dataclasses.replace(task, feature_dim=check_model(network, shape, len(classes)))
     check_like(state, {**method.init_server(task), "model": network.state_dict()})
-    load_state(network, state["model"])
+    load_state(network, tested_model(method, state))
     facts = {
         "method": spec["label"],
         "dataset": spec["dataset"],

@@ -1,7 +1,7 @@
 """FedSC+: FedSC and what measuring it asked for. Not in the paper; see `docs/results.md`.
 
 CE is logit-adjusted, CPDR has a lower weight, and RPCL is off, since it cost accuracy wherever it
-was measured on CIFAR-10. Three things are added, each of which can be switched off:
+was measured on CIFAR-10. Four things are added, each of which can be switched off:
 
     smoothing      c_k^j <- s c_k^j(before) + (1 - s) c_k^j. FedSC pulls features to where the last
                    round's features were; unsmoothed, its accuracy swings from round to round.
@@ -10,27 +10,35 @@ was measured on CIFAR-10. Three things are added, each of which can be switched 
                    otherwise RPCL drives features away from the classes that a client lacks.
     distillation   KL from the received model's view of the classes that a client lacks
                    (FedVLS, Guo et al. 2024).
+    calibration    the averaged classifier is used for training only. What is tested is the linear
+                   discriminant of the global model's features, from class means and one covariance
+                   that clients send of the model they received (CCVR, Luo et al. 2021, trains a
+                   classifier on features drawn from such Gaussians; here it is in closed form).
 
     client:  CE(logits + log share) + w_1 RPCL(scores + log share) + w_2 CPDR + w_3 KL_absent
 
-Server: FedSC.
+Server: FedSC, and the statistics of calibration.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .. import prototypes as eq
+from ..errors import FedscError
 from ..losses import LOG_ZERO
-from ..method import Batch, Upload
+from ..method import Batch, LocalResult, Moment, Task, Upload
 from ..options import option
 from ..state import State
 from .fedsc import FedSC
+
+SHRINKAGE = 0.1  # of the covariance towards a multiple of the identity, so that it has an inverse
 
 
 @dataclass(frozen=True)
@@ -56,6 +64,52 @@ class FedSCPlus(FedSC):
         0.0, "weight of the received model's view of the classes a client lacks", at_least=0
     )
 
+    calibration: bool = option(
+        True, "classify by class means and covariance of the features, not by the averaged weights"
+    )
+
+    def conflict(self) -> str | None:
+        if self.calibration and self.u_moment() == "start":
+            return "u_mode=round needs calibration=false: each wants the pass at a round's start"
+        if self.calibration and self.robust_prototypes:
+            return "robust_prototypes needs calibration=false: it does not bound the statistics"
+        return super().conflict()
+
+    def adapt_model(self, model: nn.Module, task: Task) -> nn.Module:
+        head = model.classifier
+        if self.calibration and not (isinstance(head, nn.Linear) and head.bias is not None):
+            raise FedscError(
+                f"{self.name}: the model's classifier is {head}, and calibration makes a Linear "
+                "with a bias: take such a classifier, or calibration=false"
+            )
+        return model
+
+    # The server ----------------------------------------------------------------------------------
+
+    def init_server(self, task: Task) -> State:
+        server = super().init_server(task)
+        if self.calibration:
+            server |= empty_statistics(task)
+        return server
+
+    def aggregate(
+        self, server: State, uploads: list[Upload], records: MutableMapping[int, State]
+    ) -> State:
+        after = super().aggregate(server, uploads, records)
+        if self.calibration:
+            in_order = sorted(uploads, key=lambda upload: upload.client)
+            for name in STATISTICS:
+                now = torch.stack([upload.extra[name] for upload in in_order]).sum(0)
+                after[name] = torch.lerp(now, server[name], self.smoothing)
+        return after
+
+    def evaluated_models(self, server: State, memories: Mapping[int, State]) -> Iterator[State]:
+        if not self.calibration or not bool(server["class_counts"].any()):
+            yield server["model"]
+            return
+        weight, bias = linear_discriminant(*(server[name] for name in STATISTICS))
+        yield {**server["model"], "classifier.weight": weight, "classifier.bias": bias}
+
     def update_pool(self, server: State, uploads: list[Upload]) -> State:
         pool = super().update_pool(server, uploads)
         # With other clients in the round a client stands in another row than before.
@@ -66,6 +120,25 @@ class FedSCPlus(FedSC):
         smoothed = torch.lerp(pool["prototypes"], server["prototypes"][before], self.smoothing)
         pool["prototypes"] = torch.where(both[..., None], smoothed, pool["prototypes"])
         return pool
+
+    # The client ----------------------------------------------------------------------------------
+
+    def moments(self, round: int) -> tuple[Moment, ...]:
+        return (*super().moments(round), *(("start",) if self.calibration else ()))
+
+    def start_observing(self, moment: Moment, task: Task) -> State:
+        if self.calibration and moment == "start":
+            return empty_statistics(task)
+        return super().start_observing(moment, task)
+
+    def observe(self, moment: Moment, batch: Batch, totals: State) -> State:
+        if self.calibration and moment == "start":
+            return add_statistics(totals, batch)
+        return super().observe(moment, batch, totals)
+
+    def upload(self, result: LocalResult) -> State:
+        statistics = result.observed["start"] if self.calibration else {}
+        return {**super().upload(result), **statistics}
 
     def row_prior(self, batch: Batch, row_class: Tensor, exists: Tensor) -> Tensor | None:
         """log(share of the class), shared out among the class's rows: (Q,), or (B, Q) where which
@@ -94,3 +167,40 @@ def absent_divergence(logits: Tensor, teacher: Tensor, absent: Tensor) -> Tensor
     log_p = torch.log_softmax(logits.masked_fill(~absent, LOG_ZERO), -1)
     log_q = torch.log_softmax(teacher.masked_fill(~absent, LOG_ZERO), -1)
     return ((log_q.exp() * (log_q - log_p)) * absent).sum(-1)
+
+
+# Calibration --------------------------------------------------------------------------------------
+
+# Sums over images of the received model's features z: z of each class (C, d), their number (C,),
+# and z z^T of all (d, d). The server's are means over the rounds, the latest counting most.
+STATISTICS = "class_sums", "class_counts", "products"
+
+
+def empty_statistics(task: Task) -> State:
+    size, dim = task.num_classes, task.feature_dim
+    shapes = (size, dim), (size,), (dim, dim)
+    return {name: torch.zeros(shape) for name, shape in zip(STATISTICS, shapes, strict=True)}
+
+
+def add_statistics(totals: State, batch: Batch) -> State:
+    z, labels, weight = batch.student.features, batch.labels, batch.weight
+    num_classes = len(totals["class_counts"])
+    return {
+        "class_sums": totals["class_sums"] + eq.class_sums(z, labels, weight, num_classes),
+        "class_counts": totals["class_counts"] + eq.class_counts(labels, weight, num_classes),
+        "products": totals["products"] + z.T @ (z * weight[:, None]),
+    }
+
+
+def linear_discriminant(sums: Tensor, counts: Tensor, products: Tensor) -> tuple[Tensor, Tensor]:
+    """The best classifier of equally frequent Gaussian classes with means m_j (their own mean: m)
+    and one covariance S:  W_j = S^-1 (m_j - m),  b_j = -W_j (m_j + m) / 2;  (C, d) and (C,)."""
+    n, known = counts.double(), counts > 0
+    means = sums.double() / n.where(known, 1)[:, None]
+    covariance = (products.double() - (means.T * n) @ means) / n.sum()
+    covariance.diagonal().add_(SHRINKAGE * covariance.diagonal().mean())
+    center = means[known].mean(0)
+    # solve_ex: features that are all alike, or no numbers, give no error but a useless classifier.
+    weight = torch.linalg.solve_ex(covariance, (means - center).T)[0].T
+    bias = -(weight * (means + center)).sum(1) / 2
+    return weight.to(sums), bias.masked_fill(~known, LOG_ZERO).to(sums)
