@@ -233,6 +233,20 @@ def test_the_statistics_are_of_the_model_that_was_received() -> None:
         assert torch.allclose(run.server[name], tensor, rtol=1e-4, atol=1e-2)
 
 
+def test_of_a_class_with_too_few_images_nothing_is_sent() -> None:
+    method = FedSCPlus(min_count=2)
+    client = Client(torch.tensor(0), torch.tensor([2.0, 1.0]), {})
+    features = torch.tensor([[1.0, 2.0], [5.0, 7.0], [3.0, 0.0]])
+    labels = torch.tensor([0, 1, 0])
+    outputs = Outputs(features, torch.zeros(3, 2))
+    batch = Batch(labels, torch.ones(3), outputs, {}, {}, {}, {}, client, {})
+    task = Task(1, 1, num_classes=2, feature_dim=2, num_rounds=1)
+    totals = method.observe("start", batch, method.start_observing("start", task))
+    assert totals["class_sums"].tolist() == [[4.0, 2.0], [0.0, 0.0]]
+    assert totals["class_counts"].tolist() == [2.0, 0.0]
+    assert totals["products"].tolist() == [[10.0, 2.0], [2.0, 4.0]]
+
+
 def test_calibration_changes_what_is_tested_and_nothing_clients_train() -> None:
     ours, other = (fedsc.run("digits", f"fedsc+{t}", **QUICK) for t in ("", ",calibration=false"))
     trained = other.model.state_dict()

@@ -132,9 +132,11 @@ class FedSCPlus(FedSC):
         return super().start_observing(moment, task)
 
     def observe(self, moment: Moment, batch: Batch, totals: State) -> State:
-        if self.calibration and moment == "start":
-            return add_statistics(totals, batch)
-        return super().observe(moment, batch, totals)
+        if not self.calibration or moment != "start":
+            return super().observe(moment, batch, totals)
+        # As with prototypes, nothing is sent of a class with too few samples.
+        enough = batch.client.class_counts[batch.labels] >= self.min_count
+        return add_statistics(totals, batch, batch.weight * enough)
 
     def upload(self, result: LocalResult) -> State:
         statistics = result.observed["start"] if self.calibration else {}
@@ -182,8 +184,8 @@ def empty_statistics(task: Task) -> State:
     return {name: torch.zeros(shape) for name, shape in zip(STATISTICS, shapes, strict=True)}
 
 
-def add_statistics(totals: State, batch: Batch) -> State:
-    z, labels, weight = batch.student.features, batch.labels, batch.weight
+def add_statistics(totals: State, batch: Batch, weight: Tensor) -> State:
+    z, labels = batch.student.features, batch.labels
     num_classes = len(totals["class_counts"])
     return {
         "class_sums": totals["class_sums"] + eq.class_sums(z, labels, weight, num_classes),
