@@ -142,7 +142,7 @@ EXTRA = {
     "fedproto": {"prototypes", "counts"},
     "fednh": {"sums", "counts"},
     "fedsc": {"prototypes", "counts"},
-    "fedsc+": {"prototypes", "counts"},
+    "fedsc+": {"prototypes", "counts", "class_sums", "class_counts", "products"},
 }
 
 

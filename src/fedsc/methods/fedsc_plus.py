@@ -71,8 +71,9 @@ class FedSCPlus(FedSC):
     def conflict(self) -> str | None:
         if self.calibration and self.u_moment() == "start":
             return "u_mode=round needs calibration=false: each wants the pass at a round's start"
-        if self.calibration and self.robust_prototypes:
-            return "robust_prototypes needs calibration=false: it does not bound the statistics"
+        defended = self.robust_prototypes or self.aggregation not in ("samples", "uniform")
+        if self.calibration and defended:
+            return "a defence needs calibration=false: nothing bounds the statistics that it sends"
         return super().conflict()
 
     def adapt_model(self, model: nn.Module, task: Task) -> nn.Module:
