@@ -4,7 +4,8 @@ CE is logit-adjusted, CPDR has a lower weight, and RPCL is off, since it cost ac
 was measured on CIFAR-10. Four things are added, each of which can be switched off:
 
     smoothing      c_k^j <- s c_k^j(before) + (1 - s) c_k^j. FedSC pulls features to where the last
-                   round's features were; unsmoothed, its accuracy swings from round to round.
+                   round's features were; unsmoothed, its accuracy swings from round to round. The
+                   statistics of calibration are smoothed alike.
     rpcl_prior     the scores of RPCL get log(share of the row's class at the client), as the logits
                    of CE do under logit adjustment (Menon et al. 2021; FedLC, Zhang et al. 2022):
                    otherwise RPCL drives features away from the classes that a client lacks.
@@ -53,7 +54,7 @@ class FedSCPlus(FedSC):
         1.0, "adds this times log(share of the class at the client) to the logits of CE", at_least=0
     )
     smoothing: float = option(
-        0.8, "share of a client's old prototype that stays in its new one", at_least=0, at_most=1
+        0.8, "share of old prototypes and statistics that stays in new ones", at_least=0, at_most=1
     )
     rpcl_prior: float = option(
         1.0,
@@ -63,7 +64,6 @@ class FedSCPlus(FedSC):
     distillation: float = option(
         0.0, "weight of the received model's view of the classes a client lacks", at_least=0
     )
-
     calibration: bool = option(
         True, "classify by class means and covariance of the features, not by the averaged weights"
     )
