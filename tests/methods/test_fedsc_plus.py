@@ -276,8 +276,8 @@ def test_what_is_exported_is_what_was_tested(tmp_path: Path) -> None:
     ("options", "words"),
     [
         ({"rpcl_weight": 1.0, "u_mode": "round"}, "u_mode=round needs calibration=false"),
-        ({"robust_prototypes": True}, "a defence needs calibration=false"),
-        ({"aggregation": "median"}, "a defence needs calibration=false"),
+        ({"robust_prototypes": True}, "robust_prototypes needs calibration=false"),
+        ({"aggregation": "median"}, "median needs calibration=false"),
     ],
 )
 def test_what_does_not_go_with_calibration(options: dict[str, Any], words: str) -> None:

@@ -40,6 +40,7 @@ from ..state import State
 from .fedsc import FedSC
 
 SHRINKAGE = 0.1  # of the covariance towards a multiple of the identity, so that it has an inverse
+ROBUST = "median", "trimmed_mean", "clipped_mean"
 
 
 @dataclass(frozen=True)
@@ -71,9 +72,9 @@ class FedSCPlus(FedSC):
     def conflict(self) -> str | None:
         if self.calibration and self.u_moment() == "start":
             return "u_mode=round needs calibration=false: each wants the pass at a round's start"
-        defended = self.robust_prototypes or self.aggregation not in ("samples", "uniform")
-        if self.calibration and defended:
-            return "a defence needs calibration=false: nothing bounds the statistics that it sends"
+        if self.calibration and (self.robust_prototypes or self.aggregation in ROBUST):
+            defence = "robust_prototypes" if self.robust_prototypes else self.aggregation
+            return f"{defence} needs calibration=false: nothing bounds the statistics that it sends"
         return super().conflict()
 
     def adapt_model(self, model: nn.Module, task: Task) -> nn.Module:
