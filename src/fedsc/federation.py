@@ -340,7 +340,7 @@ class Federation:
         record: Record = {}
         if self.spec.attack is not None:
             record["attackers"] = [client for client in chosen if client in self.attackers]
-        if self.method.aggregation not in ("samples", "uniform"):
+        if self.method.aggregates_robustly:
             record["aggregation"] = self.method.aggregation
         return record
 

@@ -181,6 +181,11 @@ class Method:
         uniform = self.aggregation == "uniform"
         return weighted_average(uploads, [1 if uniform else u.num_samples for u in uploads])
 
+    @property
+    def aggregates_robustly(self) -> bool:
+        """Whether `aggregation` is one of the rules that bound what a single client can do."""
+        return self.aggregation not in ("samples", "uniform")
+
     def middle(self, models: list[State]) -> State:
         """The median or the trimmed mean of models."""
         if self.aggregation == "median":

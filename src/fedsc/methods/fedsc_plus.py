@@ -40,7 +40,6 @@ from ..state import State
 from .fedsc import FedSC
 
 SHRINKAGE = 0.1  # of the covariance towards a multiple of the identity, so that it has an inverse
-ROBUST = "median", "trimmed_mean", "clipped_mean"
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ class FedSCPlus(FedSC):
     def conflict(self) -> str | None:
         if self.calibration and self.u_moment() == "start":
             return "u_mode=round needs calibration=false: each wants the pass at a round's start"
-        if self.calibration and (self.robust_prototypes or self.aggregation in ROBUST):
+        if self.calibration and (self.robust_prototypes or self.aggregates_robustly):
             defence = "robust_prototypes" if self.robust_prototypes else self.aggregation
             return f"{defence} needs calibration=false: nothing bounds the statistics that it sends"
         return super().conflict()
