@@ -28,7 +28,7 @@ from ..data.dataset import Dataset
 from ..data.plan import steps_per_epoch
 from ..errors import FedscError, in_words
 from ..method import Batch, Client, LocalResult, Method, Moment, Task, Upload
-from ..models.norm import fix_norms
+from ..models.norm import ConvNorm, ConvNormAtOnce, fix_norms
 from ..models.outputs import Outputs
 from ..state import State, to_device
 from .local import (
@@ -115,9 +115,12 @@ class GraphEngine:
         self.num_slots = num_slots
         self.slots: list[Slot] = []
         self.loose_slot: Slot | None = None
+        self.conv_norm: ConvNormAtOnce | None = None
         if compile and self.home.device.type == "cuda":
             for place in self.places:
                 place.compile()
+            if training.precision == "bf16":
+                self.conv_norm = convolutions_for(devices)
 
     def fit(
         self,
@@ -219,6 +222,17 @@ def default_slots(cohort_size: int, num_devices: int = 1) -> int:
     return min(cohort_size, MOST_SLOTS * num_devices)
 
 
+def convolutions_for(devices: list[torch.device]) -> ConvNormAtOnce | None:
+    """Kernels of our own, where the GPUs and Triton have what they need."""
+    if any(torch.cuda.get_device_capability(device) < (9, 0) for device in devices):
+        return None
+    try:
+        from . import hopper
+    except ImportError:  # no Triton, or one older than 3.4
+        return None
+    return hopper.conv_norm
+
+
 def share_out(clients: list[ClientData], number: int, training: Training) -> list[list[ClientData]]:
     """Queues of about equal length: the largest client first, always to the shortest queue."""
     queues: list[list[ClientData]] = [[] for _ in range(number)]
@@ -241,6 +255,10 @@ class Slot:
         on_gpu = self.device.type == "cuda"
         self.stream = torch.cuda.Stream(self.device) if on_gpu else None
         self.model = channels_last(copy.deepcopy(engine.model).to(self.device))
+        if captures:
+            for layer in self.model.modules():
+                if isinstance(layer, ConvNorm):
+                    layer.at_once = engine.conv_norm
         self.params = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         self.global_params = {name: p.detach().clone() for name, p in self.params.items()}
         self.teachers: dict[str, nn.Module] = {}

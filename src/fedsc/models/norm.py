@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -86,9 +87,25 @@ def group_count(channels: int) -> int:
     return next(groups for groups in range(most, 0, -1) if channels % groups == 0)
 
 
+ConvNormAtOnce = Callable[[nn.Conv2d, nn.Module, Tensor], Tensor]
+
+
+class ConvNorm(nn.Sequential):
+    """A convolution, then the norm. An engine may give a faster way to compute both at once."""
+
+    at_once: ConvNormAtOnce | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        conv, norm = self.children()
+        if self.at_once is not None:
+            return self.at_once(conv, norm, x)  # type: ignore[arg-type]
+        normalised: Tensor = norm(conv(x))
+        return normalised
+
+
 def conv_norm(
     inputs: int, outputs: int, kernel: int, norm: str, stride: int = 1, groups: int = 1
-) -> nn.Sequential:
+) -> ConvNorm:
     """A convolution that keeps the image size (but for `stride`), then the norm.
 
     The convolution has a bias only without a norm: a norm has its own.
@@ -102,4 +119,4 @@ def conv_norm(
         groups=groups,
         bias=norm == "none",
     )
-    return nn.Sequential(conv, norm_layer(norm, outputs))
+    return ConvNorm(conv, norm_layer(norm, outputs))

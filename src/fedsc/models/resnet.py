@@ -60,5 +60,5 @@ class ResNet10(nn.Module):
         for block in self.blocks:
             x = block(F.relu(x))
             stages.append(x)
-        features = F.relu(x).mean(dim=(2, 3))
+        features = F.relu(x).permute(0, 2, 3, 1).flatten(1, 2).mean(1)
         return Outputs(features, self.classifier(features), tuple(stages))

@@ -1,0 +1,298 @@
+"""Convolutions for Hopper GPUs (H100, H200), together with BatchNorm's statistics.
+
+cuDNN does the convolutions of ResNet-10, in batches of 64, at a fifth of what the tensor cores
+can; these reach half of it or more (docs/performance.md). In training the sums of y and y^2 that
+BatchNorm wants are taken while y is still on the chip. What surrounds them, ReLU and additions,
+is left to PyTorch's compiler.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor, nn
+from torch.nn import functional as F
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from .hopper_kernels import (
+    convolve_kernel,
+    input_grad_kernel,
+    statistics_kernel,
+    weight_grad_kernel,
+)
+
+ROWS = 128  # output pixels in a tile
+PATCH = 32  # values of a 3x3 patch of an image with three channels, filled up with zeros
+PRECISION = torch.bfloat16
+PROGRAMS = 72  # at least so many share a gradient of weights: half a card, and others run beside it
+
+
+# Launching. Block sizes are those that were fastest with five clients at once on an H200. ---------
+
+
+def described(tensor: Tensor, *block: int) -> Any:
+    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), list(block))
+
+
+def nhwc(images: Tensor) -> Tensor:
+    """(N, C, H, W) as (N, H, W, C), which for `channels_last` is only another view."""
+    return images.contiguous(memory_format=torch.channels_last).permute(0, 2, 3, 1)
+
+
+def by_parity(images: Tensor, stride: int) -> Tensor:
+    """(N, H, W, C) as (N, H/2, 2, W/2, 2C), or with a stride of 1 as (N, H, 1, W, C)."""
+    n, h, w, c = images.shape
+    return images.view(n, h // stride, stride, w // stride, stride * c)
+
+
+def tile_of(height: int, width: int, rows: int) -> tuple[int, int]:
+    """How many images, and how many rows of each, make a tile of `rows` pixels."""
+    high = min(height, rows // width)
+    return rows // (high * width), high
+
+
+def block_of(channels: int) -> dict[str, int]:
+    return {"num_warps": 4, "num_stages": 4 if channels % 128 == 0 else 3}
+
+
+@torch.library.custom_op("fedsc::convolve", mutates_args=())
+def convolve(
+    x: Tensor, weight: Tensor, rounded: Tensor, stride: int, with_sums: bool
+) -> tuple[Tensor, Tensor]:
+    """y (N, O, H, W) and, for parts of its pixels, the sums of y and y^2 (parts, 2, O).
+
+    `rounded` (O, C, k, k) is `weight` in bf16. It is `weight` that gets the gradient, in float32.
+    """
+    pixels, taps = nhwc(x), nhwc(rounded)
+    n, height, width, c = pixels.shape
+    o, size = taps.shape[:2]
+    h, w = height // stride, width // stride
+    images, rows = tile_of(h, w, ROWS)
+    tiles = triton.cdiv(n, images) * (h // rows)
+    y = pixels.new_empty(n, h, w, o)
+    sums = pixels.new_empty(tiles if with_sums else 0, 2, o, dtype=torch.float32)
+    block_o, block_c = 128 if o % 128 == 0 else 64, min(c, 64)
+    convolve_kernel[o // block_o, tiles](
+        described(by_parity(pixels, stride), images, rows, 1, w, block_c),
+        described(taps.view(o, -1), block_o, block_c),
+        described(y, images, rows, w, block_o),
+        sums,
+        *(c, o, size, stride, h, w, images, rows, block_o, block_c, with_sums),
+        **block_of(o),
+    )
+    return y.permute(0, 3, 1, 2), sums
+
+
+@convolve.register_fake
+def _(
+    x: Tensor, weight: Tensor, rounded: Tensor, stride: int, with_sums: bool
+) -> tuple[Tensor, Tensor]:
+    n, o, h, w = len(x), len(weight), x.shape[2] // stride, x.shape[3] // stride
+    images, rows = tile_of(h, w, ROWS)
+    tiles = -(-n // images) * (h // rows) if with_sums else 0
+    y = x.new_empty(n, h, w, o).permute(0, 3, 1, 2)
+    return y, x.new_empty(tiles, 2, o, dtype=torch.float32)
+
+
+@torch.library.custom_op("fedsc::convolve_input_grad", mutates_args=())
+def convolve_input_grad(grad: Tensor, rounded: Tensor, stride: int) -> Tensor:
+    """The gradient of x, (N, C, H, W)."""
+    dy, taps = nhwc(grad), nhwc(rounded)
+    n, h, w, o = dy.shape
+    size, c = taps.shape[1], taps.shape[3]
+    images, rows = tile_of(h, w, ROWS)
+    dx = dy.new_empty(n, h * stride, w * stride, c)
+    block_c = 128 if c % 128 == 0 else 64
+    input_grad_kernel[c // block_c, triton.cdiv(n, images) * (h // rows), stride**2](
+        described(dy, images, rows, w, 64),
+        described(taps.view(o, -1), 64, block_c),
+        described(by_parity(dx, stride), images, rows, 1, w, block_c),
+        *(c, o, size, stride, h, w, images, rows, block_c, 64),
+        **block_of(c),
+    )
+    return dx.permute(0, 3, 1, 2)
+
+
+@convolve_input_grad.register_fake
+def _(grad: Tensor, rounded: Tensor, stride: int) -> Tensor:
+    n, _, h, w = grad.shape
+    return grad.new_empty(n, h * stride, w * stride, rounded.shape[1]).permute(0, 3, 1, 2)
+
+
+@torch.library.custom_op("fedsc::convolve_weight_grad", mutates_args=())
+def convolve_weight_grad(grad: Tensor, x: Tensor, size: int, stride: int) -> Tensor:
+    """The gradient of the weight, (O, C, k, k), float32."""
+    dy, pixels = nhwc(grad), nhwc(x)
+    n, h, w, o = dy.shape
+    c = pixels.shape[3]
+    block_o, block_c = min(o & -o, 128), min(c & -c, 128)
+    images, rows = tile_of(h, w, 64)
+    programs = size * size * c // block_c, o // block_o
+    # Few weights are few tiles: then the pixels are shared out, too.
+    parts = max(1, min(n * h * w // 256, PROGRAMS // (programs[0] * programs[1])))
+    dw = dy.new_empty(parts, o, size * size * c, dtype=torch.float32)
+    weight_grad_kernel[*programs, parts](
+        described(dy, images, rows, w, block_o),
+        described(by_parity(pixels, stride), images, rows, 1, w, block_c),
+        described(dw, 1, block_o, block_c),
+        *(n, c, size, stride, h, w, images, rows, block_c, block_o, parts),
+        num_warps=8 if block_o == block_c == 128 else 4,
+        num_stages=4,
+    )
+    total = dw.sum(0) if parts > 1 else dw[0]
+    return total.view(o, size, size, c).permute(0, 3, 1, 2)
+
+
+@convolve_weight_grad.register_fake
+def _(grad: Tensor, x: Tensor, size: int, stride: int) -> Tensor:
+    shape = grad.shape[1], size, size, x.shape[1]
+    return grad.new_empty(shape, dtype=torch.float32).permute(0, 3, 1, 2)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    x, _, rounded, ctx.stride, _ = inputs
+    ctx.save_for_backward(x, rounded)
+
+
+def _grads(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    x, rounded = ctx.saved_tensors
+    dx = convolve_input_grad(grad, rounded, ctx.stride) if ctx.needs_input_grad[0] else None
+    return dx, convolve_weight_grad(grad, x, rounded.shape[2], ctx.stride), None, None, None
+
+
+convolve.register_autograd(_grads, setup_context=_keep)
+
+
+# In a network -------------------------------------------------------------------------------------
+
+
+class Normalise(torch.autograd.Function):
+    """BatchNorm of y (N, C, H, W), whose mean and 1 / standard deviation (C,) are known already."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, y: Tensor, mean: Tensor, scale: Tensor, norm_weight: Tensor, bias: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(y, mean, scale, norm_weight)
+        slope = (norm_weight * scale).view(-1, 1, 1)
+        return ((y.float() - mean.view(-1, 1, 1)) * slope + bias.view(-1, 1, 1)).to(y.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        y, mean, scale, norm_weight = ctx.saved_tensors
+        of_y, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward(
+            grad, y, norm_weight, None, None, mean, scale, True, 0.0, [True, True, True]
+        )
+        return of_y, None, None, of_weight, of_bias
+
+
+@torch.library.custom_op(
+    "fedsc::statistics", mutates_args=("running_mean", "running_var", "batches")
+)
+def statistics(
+    sums: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    batches: Tensor,
+    count: int,
+    epsilon: float,
+    momentum: float,
+) -> Tensor:
+    """The mean and 1 / standard deviation (2, O) of `count` pixels; BatchNorm's memory of them."""
+    tiles, _, o = sums.shape
+    found = torch.empty_like(sums[0])
+    at_once = min(512, triton.next_power_of_2(tiles))
+    statistics_kernel[(o // 16,)](
+        *(sums, found, running_mean, running_var, batches),
+        *(tiles, count, epsilon, momentum, o, at_once, 16),
+        num_warps=8,
+    )
+    return found
+
+
+@statistics.register_fake
+def _(
+    sums: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    batches: Tensor,
+    count: int,
+    epsilon: float,
+    momentum: float,
+) -> Tensor:
+    return torch.empty_like(sums[0])
+
+
+def batch_norm(norm: nn.BatchNorm2d, y: Tensor, sums: Tensor) -> Tensor:
+    """What `norm(y)` does in training, from the sums over y's pixels."""
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    assert norm.num_batches_tracked is not None
+    assert norm.momentum is not None
+    mean, scale = statistics(
+        sums.detach(),
+        norm.running_mean,
+        norm.running_var,
+        norm.num_batches_tracked,
+        y.numel() // y.shape[1],
+        norm.eps,
+        norm.momentum,
+    )
+    return Normalise.apply(y, mean, scale, norm.weight, norm.bias)  # type: ignore[no-untyped-call]
+
+
+def patches(images: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Images (N, c, H, W) and a 3x3 kernel (O, c, 3, 3) such that a 1x1 convolution of what comes
+    out, with PATCH channels, is their 3x3 convolution: three channels are too few for a tile."""
+    h, w = images.shape[2:]
+    wide = F.pad(images, (1, 1, 1, 1))
+    around = [wide[:, :, i : i + h, j : j + w] for i in range(3) for j in range(3)]
+    missing = PATCH - 9 * images.shape[1]
+    flat = F.pad(weight.permute(0, 2, 3, 1).flatten(1), (0, missing))
+    stacked = F.pad(torch.cat(around, 1), (0, 0, 0, 0, 0, missing))
+    return stacked.contiguous(memory_format=torch.channels_last), flat[:, :, None, None]
+
+
+def is_power_of_two(number: int) -> bool:
+    return number > 0 and number & (number - 1) == 0
+
+
+def fits(conv: nn.Conv2d, x: Tensor) -> bool:
+    """Whether the kernels can do this convolution."""
+    size, stride = conv.kernel_size[0], conv.stride[0]
+    h, w = x.shape[2] // stride, x.shape[3] // stride
+    first = size == 3 and stride == 1 and 9 * conv.in_channels <= PATCH and not x.requires_grad
+    return (
+        conv.kernel_size in ((1, 1), (3, 3))
+        and conv.stride in ((1, 1), (2, 2))
+        and conv.padding == (size // 2, size // 2)
+        and conv.padding_mode == "zeros"
+        and conv.dilation == (1, 1)
+        and conv.groups == 1
+        and (conv.in_channels % 64 == 0 or first)
+        and conv.out_channels % 64 == 0
+        and x.shape[2] % stride == x.shape[3] % stride == 0
+        and is_power_of_two(h)
+        and is_power_of_two(w)
+        and w <= 64  # the smallest tile has a whole row
+    )
+
+
+def conv_norm(conv: nn.Conv2d, norm: nn.Module, x: Tensor) -> Tensor:
+    """`norm(conv(x))` in bf16."""
+    if not fits(conv, x):
+        return norm(conv(x))
+    weight: Tensor = conv.weight
+    x = x.to(PRECISION)
+    if conv.in_channels % 64:
+        x, weight = patches(x, weight)
+    rounded = weight.detach().to(PRECISION)
+    if norm.training and type(norm) is nn.BatchNorm2d and norm.momentum is not None:
+        y, sums = convolve(x, weight, rounded, conv.stride[0], True)
+        return batch_norm(norm, y, sums)
+    y, _ = convolve(x, weight, rounded, conv.stride[0], False)
+    if conv.bias is not None:
+        y = y + conv.bias.to(y.dtype)[:, None, None]
+    return norm(y)
