@@ -143,6 +143,7 @@ def test_the_hash_is_of_what_decides_the_result(digits: Dataset, tmp_path: Path)
         {"method": "fedsc,tau=0.05"},  # the default, written out
         {"model": "mlp"},  # what "auto" is for digits
         {"augment": "none"},
+        {"calibrated": True},  # measured besides
     ]
     for number, options in enumerate(same):
         assert hash_of(digits, tmp_path / f"same{number}", **options) == base, options
