@@ -143,6 +143,7 @@ def test_the_hash_is_of_what_decides_the_result(digits: Dataset, tmp_path: Path)
         {"method": "fedsc,tau=0.05"},  # the default, written out
         {"model": "mlp"},  # what "auto" is for digits
         {"augment": "none"},
+        {"calibrated": True},  # measured besides
     ]
     for number, options in enumerate(same):
         assert hash_of(digits, tmp_path / f"same{number}", **options) == base, options
@@ -252,7 +253,7 @@ def made_run(name: str, accuracies: list[float], seconds: float, **more: Any) ->
 RUNS = [
     made_run("fedavg-seed0", [0.5, 0.25], 2.0, ece=0.125),
     made_run("fedavg-seed1", [0.25, 0.75], 2.0, ece=0.375),
-    made_run("fedsc,tau=0.1-seed0", [0.5, 1.0], 3.0),
+    made_run("fedsc,tau=0.1-seed0", [0.5, 1.0], 3.0, calibrated=0.875),
 ]
 
 
@@ -270,6 +271,7 @@ def test_the_table_by_hand() -> None:
     assert first["time"] == "×1.00"
     assert second["last"] == "100.00"  # one seed, no spread
     assert second["ECE"] == "-"
+    assert (first["calibrated"], second["calibrated"]) == ("-", "87.50")
     assert second["time"] == "×1.50"
     assert "head" not in first  # nobody has it
     lines = markdown_table(names, rows).splitlines()

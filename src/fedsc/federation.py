@@ -14,9 +14,10 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .attacks import attacked, choose_attackers, flip_labels
+from .calibration import SMOOTHING, add_statistics, empty_statistics, smoothed
 from .data.dataset import Dataset
 from .data.episodes import draw_episodes
 from .data.partition import Indices, class_count_table, partition
@@ -36,9 +37,16 @@ from .engines.local import (
 from .engines.sequential import SequentialEngine
 from .engines.workers import WorkerEngine, can_fork
 from .errors import FedscError
-from .evaluation import EVALUATION_BATCH, evaluate, evaluate_few_shot, run_model
+from .evaluation import (
+    EVALUATION_BATCH,
+    calibrated_accuracy,
+    evaluate,
+    evaluate_few_shot,
+    run_model,
+)
 from .faults import Answers, TooFewClientsError, draw_faults, find_unusable
 from .method import Method, Task, Upload
+from .methods import FedSC
 from .models import check_model
 from .models.outputs import Outputs
 from .privacy import Ledger, hide_clients, make_ledger
@@ -118,6 +126,7 @@ class Federation:
                 f"{method.name} sends no prototypes that an attacker could poison: take another "
                 "--attack, or fedsc, fedsc+, fedproto or fednh"
             )
+        self._check_calibrated()
         self.local_data = self._data_as_trained_on()
         labels = self.local_data.train_labels.cpu().numpy()
         local_counts = torch.from_numpy(class_count_table(labels, self.parts, data.num_classes))
@@ -153,6 +162,8 @@ class Federation:
             **to_device(method.init_server(self.task), device),
             "model": copy_state(self.model),
         }
+        if spec.calibrated:  # beside the method's own state, so that checkpoints hold it
+            self.server["calibration"] = to_device(empty_statistics(self.task), device)
         limit = int(spec.client_memory * 2**30)
         self.memories = ClientStore("memory", limit, client_folder)  # the clients' own
         self.records = ClientStore("record", limit, client_folder)  # what the server keeps of them
@@ -219,8 +230,10 @@ class Federation:
                 sent = hide_clients(
                     self.ledger.privacy, uploads, self.server["model"], self.spec.seed, 0
                 )
-                surveyed = self.method.aggregate(self.server, sent, self.records)
-                self.server = {**surveyed, "model": self.server["model"]}
+                before = self.server
+                surveyed = self.method.aggregate(before, sent, self.records)
+                self.server = {**surveyed, "model": before["model"]}
+                self.gather_statistics(before, uploads)
         while self.round < self.spec.rounds:
             record = self.run_round(self.round + 1)
             self.round += 1
@@ -233,12 +246,14 @@ class Federation:
         answers = self.collect(round, chosen)
         uploads = answers.uploads
         fitted = time.perf_counter()
+        before = self.server
         if uploads:
             sent = hide_clients(
                 self.ledger.privacy, uploads, self.server["model"], self.spec.seed, round
             )
             self.server = self.method.aggregate(self.server, sent, self.records)
         aggregated = time.perf_counter()
+        self.gather_statistics(before, uploads)
         measured = self.evaluate()
         ended = time.perf_counter()
 
@@ -368,18 +383,71 @@ class Federation:
             outputs = [output._replace(features=output.features[:0]) for output in each]
             prototypes = None
         long_tailed = self.spec.long_tail is not None
-        return mean_records(
+        found = mean_records(
             evaluate(
                 scores, outputs[0].features, self.data, self.class_counts, prototypes, long_tailed
             )
             for scores in self.method.predictions(outputs, self.server)
         )
+        statistics = self.server["calibration"] if self.spec.calibrated else None
+        if statistics and bool(statistics["class_counts"].any()):
+            labels = self.data.test_labels
+            found["calibrated"] = calibrated_accuracy(outputs[0].features, labels, statistics)
+        return found
+
+    def gather_statistics(self, before: State, uploads: list[Upload]) -> None:
+        """What the round's clients would send for calibration, as those of fedsc+ do: of the model
+        they received, which `before`, the server before the round, still has.
+
+        It is measured here and not by the engine: for it no client trains, sends or counts more.
+        """
+        if not self.spec.calibrated:
+            return
+        statistics = before["calibration"]
+        if uploads:
+            used = sorted(upload.client for upload in uploads)
+            indices = torch.cat([self._enough_of_a_class(client) for client in used])
+            statistics = smoothed(statistics, self._statistics(before["model"], indices), SMOOTHING)
+        self.server = {**self.server, "calibration": statistics}
+
+    def _enough_of_a_class(self, client: int) -> Tensor:
+        """The client's images but for classes of which it has too few, as for prototypes."""
+        own = self.clients[client]
+        least = getattr(self.method, "min_count", FedSC.min_count)
+        return own.indices[own.class_counts[self.engine.images.labels[own.indices]] >= least]
+
+    def _statistics(self, model: State, indices: Tensor) -> State:
+        load_state(self.model, model)
+        totals = to_device(empty_statistics(self.task), self.device)
+        size = EVALUATION_BATCH[self.device.type]
+        batches = self.engine.images.clean_batches(indices, size) if len(indices) else ()
+        for batch, labels in batches:
+            once = torch.ones(len(labels), device=self.device)
+            totals = add_statistics(totals, self._outputs([batch]).features, labels, once)
+        return totals
 
     def _test_outputs(self, state: State) -> Outputs:
         load_state(self.model, state)
-        images = self.engine.images
-        batches = images.test_batches(EVALUATION_BATCH[self.device.type])
-        return run_model(lambda batch: images.forward(self.model, batch), self.model, batches)
+        return self._outputs(self.engine.images.test_batches(EVALUATION_BATCH[self.device.type]))
+
+    def _outputs(self, batches: Iterable[Tensor]) -> Outputs:
+        forward = self.engine.images.forward
+        return run_model(lambda batch: forward(self.model, batch), self.model, batches)
+
+    def _check_calibrated(self) -> None:
+        """Calibration is of one global model, and of the classes it was trained on."""
+        if not self.spec.calibrated:
+            return
+        if not self.method.shares_weights():
+            raise FedscError(
+                f"--calibrated needs a global model, and {self.spec.method} has one per client: "
+                "leave it out, or take a form of the method that shares weights"
+            )
+        if self.data.few_shot:
+            raise FedscError(
+                "--calibrated needs test images of the classes trained on, and few-shot episodes "
+                "have others: leave it out"
+            )
 
     def _check_single_samples(self) -> None:
         """Batch normalisation has no variance over one value: say so before training starts."""

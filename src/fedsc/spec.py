@@ -91,6 +91,11 @@ class RunSpec:
     shots: int = option(5, "support images per class", at_least=1)
     queries: int = option(15, "query images per class", at_least=1)
 
+    calibrated: bool = option(
+        False,
+        "measure besides what calibration, as in fedsc+, would give: `calibrated` in the records",
+    )
+
     attack: Literal["label-flip", "sign-flip", "scaled-update", "poisoned-prototypes"] | None = (
         option(None, "harm that --attackers do, to test robust options with")
     )
@@ -161,6 +166,11 @@ class RunSpec:
             raise FedscError("target_epsilon finds dp_noise: give one of the two")
         if self.target_epsilon is not None and self.dp_clip is None:
             raise FedscError("target_epsilon needs dp_clip: weights leave the clients too")
+        if self.calibrated and self.dp_unit != "none":
+            raise FedscError(
+                f"calibrated does not go with dp_unit = {self.dp_unit}: no noise hides its "
+                "statistics; leave one of the two out"
+            )
 
     @property
     def num_clients(self) -> int:
@@ -169,7 +179,8 @@ class RunSpec:
         return NID2_CLIENTS if self.partition.split(":")[0] == "nid2" else 10
 
 
-# Where a run was computed, or how its method was spelt, does not change which run it is.
+# Where a run was computed, how its method was spelt and what was measured besides do not change
+# which run it is.
 NOT_PART_OF_THE_HASH = (
     "device",
     "threads",
@@ -178,6 +189,7 @@ NOT_PART_OF_THE_HASH = (
     "slots",
     "compile",
     "label",
+    "calibrated",
 )
 
 

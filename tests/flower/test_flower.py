@@ -444,6 +444,7 @@ def test_the_app_folder_has_every_option_with_its_default() -> None:
         ({"engine": "workers"}, "on Flower take sequential"),
         ({"dp-unit": "record", "dp-clip": 1.0}, "dp-unit = record is for simulations"),
         ({"dropout": 0.5}, "dropout = 0.5 is for simulations"),
+        ({"calibrated": True}, "calibrated = True is for simulations"),
         ({"method": "fedproto,evaluation=ensemble"}, "stay on the nodes"),
         ({"method": "fedsk"}, "did you mean 'fedsc'"),
         ({"method": "fedsc; fedsc"}, "asked for twice"),

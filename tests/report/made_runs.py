@@ -32,9 +32,10 @@ def write_run(
     classes: list[str] | None = None,
     complete: bool = True,
     drift: bool = False,
+    measured: dict[str, Any] | None = None,
     **spec: Any,
 ) -> Path:
-    """A run folder as `fedsc run` leaves it, with these accuracies."""
+    """A run folder as `fedsc run` leaves it, with these accuracies and in each round `measured`."""
     classes = classes or ["cat", "dog", "owl"]
     folder.mkdir(parents=True)
     facts = {**SPEC, "label": label, "seed": seed, "rounds": len(accuracies), **spec}
@@ -45,7 +46,7 @@ def write_run(
     table = {"hash": f"{len(classes)}-{seed}", "classes": classes, "class_counts": counts}
     (folder / "partition.json").write_text(json.dumps(table))
     records = [
-        record(number, accuracy, len(classes), drift)
+        {**record(number, accuracy, len(classes), drift), **(measured or {})}
         for number, accuracy in enumerate(accuracies, 1)
     ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))

@@ -264,6 +264,26 @@ def test_runs_are_grouped_by_setting_and_by_what_sets_them_apart() -> None:
     assert tables[1].row_names == ["fedavg"]
 
 
+def test_what_calibration_would_give_has_a_column_where_it_was_measured() -> None:
+    plain = [run("fedavg", seed, [50]) for seed in (0, 1)] + [run("moon", 0, [60])]
+    assert "calibrated" not in {block.heading for block in results_tables(plain)[0].blocks}
+    assert "calibrated" not in results_file(plain, Path("x.csv"))
+    measured = RunData(
+        plain[0].path,
+        {**plain[0].spec, "calibrated": True},
+        [{**plain[0].records[0], "calibrated": 0.7}],
+        True,
+    )
+    runs = [measured, *plain[1:]]
+    (table,) = results_tables(runs)
+    assert table.row_names == ["fedavg", "moon"]  # measured or not, a seed is of the same row
+    (block,) = (block for block in table.blocks if block.heading == "calibrated")
+    assert block.rows == [("70.00 [1/2]",), ("-",)]
+    assert any(note.startswith("Calibrated: ") for note in table.notes)
+    lines = csv.DictReader(io.StringIO(results_file(runs, Path("x.csv"))))
+    assert [line["calibrated"] for line in lines] == ["70.0", ""]
+
+
 def test_files_of_any_runs() -> None:
     runs = [run("fedavg", 0, [30, 50]), run("fedsc", 0, [40, 61])]
     assert "| fedsc | **61.00** | 61.00 | 1.0 | 1.0 | 2.0 | never | 2.00 |" in results_file(

@@ -73,6 +73,31 @@ def test_comparison(tmp_path: Path) -> None:
     ]
 
 
+def test_what_calibration_would_give(tmp_path: Path) -> None:
+    """Of fedavg two of three seeds have it; fedsc+ is tested with it, unless it is switched off."""
+    for seed, calibrated in enumerate([0.80, 0.82, None]):
+        asked = calibrated is not None
+        measured = {"calibrated": calibrated} if asked else {}
+        path = tmp_path / f"a{seed}"
+        write_run(path, "fedavg", seed, [0.5, 0.6], measured=measured, calibrated=asked)
+    write_run(tmp_path / "b", "moon", 0, [0.5, 0.7])
+    for folder, label, flag in (("c", "fedsc+", True), ("d", "fedsc+,calibration=false", False)):
+        method = {"name": "fedsc+", "calibration": flag}
+        write_run(tmp_path / folder, label, 0, [0.5, 0.9], method=method)
+    text = block("comparison", [str(tmp_path)])
+    rows = [line.split(" | ") for line in text.splitlines()]
+    assert [(row[0], row[6]) for row in rows[:6]] == [
+        ("| method", "calibrated"),
+        ("| ---", "---:"),
+        ("| fedavg", "81.00 ± 1.41"),
+        ("| moon", "-"),
+        ("| fedsc+", "90.00"),
+        ("| fedsc+,calibration=false", "-"),
+    ]
+    assert "`calibrated`: after the last round by the linear discriminant" in text
+    assert "calibrated" not in block("comparison", [str(tmp_path / name) for name in "bc"])
+
+
 def test_a_reading_with_another_norm_is_compared_with_fedavg_of_that_norm(tmp_path: Path) -> None:
     for name, accuracy in (("fedavg", 0.6), ("fedsc", 0.7)):
         write_run(tmp_path / name, name, 0, [accuracy])
@@ -129,7 +154,8 @@ def test_a_printed_command_repeats_its_runs(
             main()
         assert not stop.value.code
 
-    options = "--seed 3 --seed 4 --partition nid2 --rounds 2 --epochs 1 --train-limit 120 --quiet"
+    options = "--seed 3 --seed 4 --partition nid2 --rounds 2 --epochs 1 --train-limit 120 --quiet "
+    options += "--calibrated"
     method = "fedsc,literal,cpdr_weight=0.25,robust_prototypes=true"
     fedsc("run", "--method", method, *options.split(), "--out", "results/odd's")
     Path("results/odd's/job.json").unlink()

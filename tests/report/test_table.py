@@ -16,7 +16,7 @@ from tests.report.made_runs import write_run
 
 def shown(folders: list[Path], width: int) -> list[str]:
     console = Console(file=io.StringIO(), width=width)
-    console.print(comparison_table([read_run(folder) for folder in folders], width))
+    console.print(comparison_table([read_run(folder) for folder in folders], width), crop=False)
     assert isinstance(console.file, io.StringIO)
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
 
@@ -38,6 +38,20 @@ def test_methods_are_broken_at_commas_and_only_where_they_must(tmp_path: Path) -
         "min_count=5",
         "fedavg",
     ]
+
+
+def test_a_table_that_is_too_wide_keeps_its_methods_and_numbers(tmp_path: Path) -> None:
+    tails = {"head": 0.9, "middle": 0.5, "tail": 0.1, "calibrated": 0.75}
+    runs = [
+        write_run(tmp_path / f"{seed}", "fedsc,tau=0.1", seed, [0.5 + seed / 10], measured=tails)
+        for seed in (0, 1)
+    ]
+    wide, narrow = (shown(runs, width) for width in (200, 80))
+    assert any(line.startswith("fedsc,tau=0.1  55.00 ± 7.07  55.00") for line in wide)
+    rows = [line for line in narrow if line.startswith(("fedsc", "tau=0.1"))]
+    assert [row.split()[0] for row in rows] == ["fedsc,", "tau=0.1"]
+    assert rows[0].split()[1:] == next(row for row in wide if "55.00" in row).split()[1:]
+    assert not any("…" in line for line in narrow)
 
 
 def test_lines_of_a_method() -> None:

@@ -106,7 +106,7 @@ def compare(
     from ..report.pictures import draw_curves
 
     runs = [read_run(out / name) for name in specs]
-    console.print(comparison_table(runs, console.width))
+    console.print(comparison_table(runs, console.width), crop=False)
     console.print()
     write_atomically(out / "summary.md", markdown_table(*comparison_rows(runs)).encode())
     draw_curves(runs, out / "curves.png")

@@ -300,12 +300,20 @@ def begin(folder: RunFolder, federation: Federation, model_name: str) -> None:
 
 def as_it_began(spec: RunSpec, path: Path) -> RunSpec:
     """The specification with the engine and the threads that a run began with, unless others are
-    asked for: the number of threads decides how sums are grouped, and so the last digits."""
+    asked for: the number of threads decides how sums are grouped, and so the last digits. What is
+    measured besides stays what it was: the rounds before have a part in it."""
     before = read_object(path / "spec.json")
+    calibrated = before.get("calibrated") is True
+    if spec.calibrated and not calibrated:
+        raise FedscError(
+            f"{path} began without --calibrated, and cannot measure it from here on: leave it "
+            "out, or start another run"
+        )
     return dataclasses.replace(
         spec,
         engine=before.get("engine", "auto") if spec.engine == "auto" else spec.engine,
         threads=before.get("threads") if spec.threads is None else spec.threads,
+        calibrated=calibrated,
     )
 
 

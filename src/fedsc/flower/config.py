@@ -87,6 +87,12 @@ def read_run_config(config: Config) -> tuple[NodeOptions, list[Job]]:
                 f"{as_key(name)} = {settings[name]} is for simulations by fedsc run: on Flower "
                 "nodes fail by themselves, and noise from a seed the server knows hides nothing"
             )
+    if settings.get("calibrated"):
+        raise FedscError(
+            f"calibrated = {settings['calibrated']} is for simulations by fedsc run: on Flower the "
+            "server has no images of the nodes to measure it on; leave it out, or take "
+            "method = fedsc+, whose nodes send what it needs"
+        )
     jobs = [
         make_job(
             RunSpec(

@@ -12,9 +12,8 @@ was measured on CIFAR-10. Four things are added, each of which can be switched o
     distillation   KL from the received model's view of the classes that a client lacks
                    (FedVLS, Guo et al. 2024).
     calibration    the averaged classifier is used for training only. What is tested is the linear
-                   discriminant of the global model's features, from class means and one covariance
-                   that clients send of the model they received (CCVR, Luo et al. 2021, trains a
-                   classifier on features drawn from such Gaussians; here it is in closed form).
+                   discriminant of the global model's features, from class statistics that clients
+                   send of the model they received (`calibration.py`).
 
     client:  CE(logits + log share) + w_1 RPCL(scores + log share) + w_2 CPDR + w_3 KL_absent
 
@@ -31,15 +30,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .. import prototypes as eq
+from ..calibration import (
+    SMOOTHING,
+    STATISTICS,
+    add_statistics,
+    empty_statistics,
+    linear_discriminant,
+    smoothed,
+)
 from ..errors import FedscError
 from ..losses import LOG_ZERO
 from ..method import Batch, LocalResult, Moment, Task, Upload
 from ..options import option
 from ..state import State
 from .fedsc import FedSC
-
-SHRINKAGE = 0.1  # of the covariance towards a multiple of the identity, so that it has an inverse
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,10 @@ class FedSCPlus(FedSC):
         1.0, "adds this times log(share of the class at the client) to the logits of CE", at_least=0
     )
     smoothing: float = option(
-        0.8, "share of old prototypes and statistics that stays in new ones", at_least=0, at_most=1
+        SMOOTHING,
+        "share of old prototypes and statistics that stays in new ones",
+        at_least=0,
+        at_most=1,
     )
     rpcl_prior: float = option(
         1.0,
@@ -98,17 +105,16 @@ class FedSCPlus(FedSC):
     ) -> State:
         after = super().aggregate(server, uploads, records)
         if self.calibration:
-            in_order = sorted(uploads, key=lambda upload: upload.client)
-            for name in STATISTICS:
-                now = torch.stack([upload.extra[name] for upload in in_order]).sum(0)
-                after[name] = torch.lerp(now, server[name], self.smoothing)
+            sent = [upload.extra for upload in sorted(uploads, key=lambda upload: upload.client)]
+            now = {name: torch.stack([extra[name] for extra in sent]).sum(0) for name in STATISTICS}
+            after |= smoothed(server, now, self.smoothing)
         return after
 
     def evaluated_models(self, server: State, memories: Mapping[int, State]) -> Iterator[State]:
         if not self.calibration or not bool(server["class_counts"].any()):
             yield server["model"]
             return
-        weight, bias = linear_discriminant(*(server[name] for name in STATISTICS))
+        weight, bias = linear_discriminant(server)
         yield {**server["model"], "classifier.weight": weight, "classifier.bias": bias}
 
     def update_pool(self, server: State, uploads: list[Upload]) -> State:
@@ -137,7 +143,8 @@ class FedSCPlus(FedSC):
             return super().observe(moment, batch, totals)
         # As with prototypes, nothing is sent of a class with too few samples.
         enough = batch.client.class_counts[batch.labels] >= self.min_count
-        return add_statistics(totals, batch, batch.weight * enough)
+        features = batch.student.features
+        return add_statistics(totals, features, batch.labels, batch.weight * enough)
 
     def upload(self, result: LocalResult) -> State:
         statistics = result.observed["start"] if self.calibration else {}
@@ -170,40 +177,3 @@ def absent_divergence(logits: Tensor, teacher: Tensor, absent: Tensor) -> Tensor
     log_p = torch.log_softmax(logits.masked_fill(~absent, LOG_ZERO), -1)
     log_q = torch.log_softmax(teacher.masked_fill(~absent, LOG_ZERO), -1)
     return ((log_q.exp() * (log_q - log_p)) * absent).sum(-1)
-
-
-# Calibration --------------------------------------------------------------------------------------
-
-# Sums over images of the received model's features z: z of each class (C, d), their number (C,),
-# and z z^T of all (d, d). The server's are means over the rounds, the latest counting most.
-STATISTICS = "class_sums", "class_counts", "products"
-
-
-def empty_statistics(task: Task) -> State:
-    size, dim = task.num_classes, task.feature_dim
-    shapes = (size, dim), (size,), (dim, dim)
-    return {name: torch.zeros(shape) for name, shape in zip(STATISTICS, shapes, strict=True)}
-
-
-def add_statistics(totals: State, batch: Batch, weight: Tensor) -> State:
-    z, labels = batch.student.features, batch.labels
-    num_classes = len(totals["class_counts"])
-    return {
-        "class_sums": totals["class_sums"] + eq.class_sums(z, labels, weight, num_classes),
-        "class_counts": totals["class_counts"] + eq.class_counts(labels, weight, num_classes),
-        "products": totals["products"] + z.T @ (z * weight[:, None]),
-    }
-
-
-def linear_discriminant(sums: Tensor, counts: Tensor, products: Tensor) -> tuple[Tensor, Tensor]:
-    """The best classifier of equally frequent Gaussian classes with means m_j (their own mean: m)
-    and one covariance S:  W_j = S^-1 (m_j - m),  b_j = -W_j (m_j + m) / 2;  (C, d) and (C,)."""
-    n, known = counts.double(), counts > 0
-    means = sums.double() / n.where(known, 1)[:, None]
-    covariance = (products.double() - (means.T * n) @ means) / n.sum()
-    covariance.diagonal().add_(SHRINKAGE * covariance.diagonal().mean())
-    center = means[known].mean(0)
-    # solve_ex: features that are all alike, or no numbers, give no error but a useless classifier.
-    weight = torch.linalg.solve_ex(covariance, (means - center).T)[0].T
-    bias = -(weight * (means + center)).sum(1) / 2
-    return weight.to(sums), bias.masked_fill(~known, LOG_ZERO).to(sums)

@@ -57,6 +57,11 @@ METRICS = {
         "%",
         "Accuracy when the nearest class prototype decides instead of the classifier.",
     ),
+    "calibrated": (
+        "With calibration",
+        "%",
+        "Accuracy when the linear discriminant of fedsc+ decides instead of the classifier.",
+    ),
     "head": ("Head classes", "%", "Mean accuracy of the largest third of the classes."),
     "middle": ("Middle classes", "%", "Mean accuracy of the middle third of the classes."),
     "tail": ("Tail classes", "%", "Mean accuracy of the smallest third of the classes."),

@@ -28,7 +28,10 @@ from ..options import options_of
 from ..spec import NOT_PART_OF_THE_HASH, RunSpec
 from .grid_table import best_and_second, p_text, percent_text
 from .results_table import (
+    CALIBRATED,
+    any_calibrated,
     by_setting,
+    calibrated_text,
     method_of,
     option_text,
     recorded_method,
@@ -170,6 +173,9 @@ def _comparison(runs: list[RunData]) -> str:
         column("best", (mean_text(run.summary["best"] for run in row.runs) for row in rows)),
     ]
     notes = [*setting_notes(runs), "`last`: after the last round, mean ± standard deviation."]
+    if any_calibrated(runs):
+        blocks.append(column("calibrated", (calibrated_text(row.runs, 0) for row in rows)))
+        notes.append(f"`calibrated`: {CALIBRATED}.")
     if any(number is not None for number in paper):
         blocks.append(column("paper", (number_text(number) for number in paper)))
     if any(ahead):
@@ -235,7 +241,8 @@ def commands(runs: list[RunData]) -> str:
 
 
 def command(runs: list[RunData]) -> str:
-    """`fedsc run` with all that decides the result of these runs, which differ in their seed."""
+    """`fedsc run` with all that decides the result of these runs, which differ in their seed, and
+    with all that was measured."""
     run = runs[0]
     words = ["fedsc", "run", "--dataset", run.spec["dataset"], "--method", method_of(run)]
     for same in runs:
@@ -247,6 +254,8 @@ def command(runs: list[RunData]) -> str:
         value = value_of(run, opt.name)
         if value not in (opt.default, usual.get(opt.name, opt.default)):
             words += ["--" + opt.name.replace("_", "-"), option_text(value)]
+    if any(value_of(same, "calibrated") for same in runs):
+        words.append("--calibrated")
     name = re.sub(r"-seed\d+$", "", run.path.name)
     return shlex.join([*words, "--out", f"runs/{folder_name(run.path.parent.name)}/{name}"])
 

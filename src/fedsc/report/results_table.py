@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import statistics
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,10 @@ from .text_table import Block, TextTable, as_latex, as_markdown
 # These follow from the others, from the seed, or do not change a result.
 NOT_TOLD_APART_BY = {
     *("seed", "hash", "partition_hash", "label", "code", "format", "data_checksum"),
-    *("device", "engine", "slots", "compile", "threads", "client_memory"),
+    *("device", "engine", "slots", "compile", "threads", "client_memory", "calibrated"),
 }
 FORMATS = ".md, .tex, .csv"
+CALIBRATED = "after the last round by the linear discriminant with which fedsc+ classifies"
 DEFAULTS = {opt.name: opt.default for opt in options_of(RunSpec)}
 
 Groups = dict[str, list[RunData]]
@@ -112,6 +114,29 @@ def option_text(value: Any) -> str:
     return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
+def any_calibrated(runs: Iterable[RunData]) -> bool:
+    """Whether one of the runs was measured with calibration."""
+    return any("calibrated" in run.records[-1] for run in runs)
+
+
+def calibrated_of(runs: list[RunData]) -> list[float]:
+    """Accuracy in % with calibration after the last round, of those runs of which it is known."""
+    return [100 * value for run in runs if (value := _calibrated(run)) is not None]
+
+
+def _calibrated(run: RunData) -> float | None:
+    """As measured; what fedsc+ is tested with need not be measured besides."""
+    last, method = run.records[-1], run.spec["method"]
+    if method["name"] == "fedsc+" and method.get("calibration"):
+        return last.get("calibrated", last["accuracy"])
+    return last.get("calibrated")
+
+
+def calibrated_text(runs: list[RunData], expected: int) -> str:
+    found = calibrated_of(runs)
+    return percent_text([*found], expected) if found else "-"
+
+
 def results_tables(runs: list[RunData], accuracy: float | None = None) -> list[TextTable]:
     tables = []
     for title, groups in groups_by_setting(runs).items():
@@ -129,8 +154,12 @@ def results_tables(runs: list[RunData], accuracy: float | None = None) -> list[T
             Block("last", ("",), last, best_and_second(list(means))),
             Block("best", ("",), best),
         ]
-        blocks += cost_blocks(list(groups.values()), accuracy)
         notes = ["Test accuracy in % after the last round and at its best."]
+        if any_calibrated(run for group in groups.values() for run in group):
+            texts = [(calibrated_text(group, seeds),) for group in groups.values()]
+            blocks.append(Block("calibrated", ("",), texts))
+            notes.append(f"Calibrated: {CALIBRATED}.")
+        blocks += cost_blocks(list(groups.values()), accuracy)
         notes += filter(None, [significance_text(groups)])
         tables.append(TextTable(title, "method", list(groups), blocks, tuple(notes)))
     return tables
@@ -149,7 +178,7 @@ def results_file(runs: list[RunData], path: Path, accuracy: float | None = None)
 
 
 def _csv_lines(runs: list[RunData], accuracy: float | None) -> list[dict[str, Any]]:
-    lines = []
+    lines, calibrated = [], any_calibrated(runs)
     for title, groups in groups_by_setting(runs).items():
         everything = [run for group in groups.values() for run in group]
         target = accuracy if accuracy is not None else level_for_all(everything)
@@ -162,7 +191,12 @@ def _csv_lines(runs: list[RunData], accuracy: float | None) -> list[dict[str, An
                     "seeds": len(group),
                     "mean": statistics.mean(last),
                     "std": statistics.stdev(last) if len(last) > 1 else None,
+                    **({"calibrated": _mean(calibrated_of(group))} if calibrated else {}),
                     **numbers_of(group, target),
                 }
             )
     return lines
+
+
+def _mean(values: list[float]) -> float | None:
+    return statistics.mean(values) if values else None

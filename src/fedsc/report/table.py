@@ -81,6 +81,7 @@ COLUMNS: list[Column] = [
     ("middle", last_value("middle"), percent),
     ("tail", last_value("tail"), percent),
     ("nearest\nproto", last_value("nearest_prototype"), percent),
+    ("calibrated", last_value("calibrated"), percent_with_spread),
     ("worst\nclient", last_value("client_worst"), percent),
     ("ECE", last_value("ece"), percent),
     ("ε", last_epsilon, spent),
@@ -116,7 +117,11 @@ def comparison_rows(runs: list[RunData]) -> tuple[list[str], list[list[str]]]:
 
 
 def comparison_table(runs: list[RunData], width: int) -> Table:
-    """For a terminal of this width; methods with many options take several lines if they must."""
+    """For a terminal of this width; methods with many options take several lines if they must.
+
+    Where even that is too wide, so is the table: print it with `crop=False`. Numbers cut short
+    would be worse than lines that the terminal breaks.
+    """
     spec = runs[0].spec
     names, rows = comparison_rows(runs)
     clients = ", ".join([f"{spec['clients']} clients", *attack_of(spec)])
@@ -128,6 +133,8 @@ def comparison_table(runs: list[RunData], width: int) -> Table:
     gaps = 2 * (len(names) - 1)
     room = width - sum(lines[1:]) - gaps
     rows = [[at_commas(row[0], room), *row[1:]] for row in rows]
+    longest = max(len(line) for row in rows for line in row[0].split("\n"))
+    needed = max(longest, len("method")) + sum(lines[1:]) + gaps
     # Narrow gaps and no edge: the table has to fit into 80 columns.
     table = Table(
         title=f"{title}\n",
@@ -137,6 +144,7 @@ def comparison_table(runs: list[RunData], width: int) -> Table:
         collapse_padding=True,
         pad_edge=False,
         show_edge=False,
+        width=needed if needed > width else None,
     )
     for name in names:
         if name == "method":
