@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 
 import torch
+
+# Without a GPU, Triton's kernels run in its interpreter. It asks for this when it is imported,
+# which PyTorch may do at any time.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 # The networks here are so small that threads only wait for each other.
 torch.set_num_threads(1)

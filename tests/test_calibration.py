@@ -122,12 +122,20 @@ def test_of_fedsc_plus_without_calibration_it_is_the_accuracy_with() -> None:
     assert series(without, "accuracy")[-1] < series(without, "calibrated")[-1] - 0.1
 
 
+def test_of_fedsc_plus_the_averaged_classifier_is_measured_too() -> None:
+    ours = fedsc.run("digits", "fedsc+", calibrated=True, **QUICK)
+    without = fedsc.run("digits", "fedsc+,calibration=false", calibrated=True, **QUICK)
+    assert series(ours, "averaged") == pytest.approx(series(without, "accuracy"), abs=ONE_IMAGE)
+    assert all("averaged" not in record for record in without.records)
+
+
 @pytest.mark.parametrize("method", [*METHODS, "moon,head=true", "fedavg,aggregation=median"])
 def test_it_changes_nothing_but_the_record(method: str) -> None:
     with_it, without = (tiny_run(method, calibrated=flag) for flag in (True, False))
     assert all(0 <= value <= 1 for value in series(with_it, "calibrated"))
+    besides = "timing", "calibrated", "averaged"
     for ours, theirs in zip(with_it.records, without.records, strict=True):
-        kept = {name: v for name, v in ours.items() if name not in ("timing", "calibrated")}
+        kept = {name: v for name, v in ours.items() if name not in besides}
         assert kept == {name: v for name, v in theirs.items() if name != "timing"}
     a, b = flatten(with_it.server), flatten(without.server)
     assert {name for name in a if not name.startswith("calibration/")} == b.keys()

@@ -6,6 +6,8 @@
     nearest_prototype   the class of the nearest prototype by cosine, instead of the classifier
     calibrated          a linear discriminant of class statistics instead of the classifier, as
                         fedsc+ has it (`calibration.py`); with the option `calibrated` only
+    averaged            the same of the averaged classifier, where another is tested, as in fedsc+;
+                        with the option `calibrated` only
     client_mean, _worst per_class weighted by each client's class shares: mean and worst client
     ece                 expected calibration error, 15 equal bins of confidence
 

@@ -393,6 +393,9 @@ class Federation:
         if statistics and bool(statistics["class_counts"].any()):
             labels = self.data.test_labels
             found["calibrated"] = calibrated_accuracy(outputs[0].features, labels, statistics)
+            if first is not self.server["model"]:  # fedsc+ tests another classifier
+                averaged = self._test_outputs(self.server["model"]).logits
+                found["averaged"] = float((averaged.argmax(1) == labels).double().mean())
         return found
 
     def gather_statistics(self, before: State, uploads: list[Upload]) -> None:

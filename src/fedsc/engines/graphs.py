@@ -49,7 +49,7 @@ from .local import (
     what_remains,
 )
 
-MOST_SLOTS = 5
+MOST_SLOTS = 8
 STEPS_IN_TURN = 4
 
 
@@ -218,7 +218,7 @@ class GraphEngine:
 
 
 def default_slots(cohort_size: int, num_devices: int = 1) -> int:
-    """Clients in flight: a few fill a card, and fewer share a skewed cohort out more evenly."""
+    """Clients in flight: a few fill a card, and more would have no place in its caches."""
     return min(cohort_size, MOST_SLOTS * num_devices)
 
 

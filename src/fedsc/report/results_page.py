@@ -176,6 +176,9 @@ def _comparison(runs: list[RunData]) -> str:
     if any_calibrated(runs):
         blocks.append(column("calibrated", (calibrated_text(row.runs, 0) for row in rows)))
         notes.append(f"`calibrated`: {CALIBRATED}.")
+    if any("averaged" in run.records[-1] for run in runs):
+        blocks.append(column("averaged", (averaged_text(row.runs) for row in rows)))
+        notes.append("`averaged`: by the averaged classifier, where the method uses another.")
     if any(number is not None for number in paper):
         blocks.append(column("paper", (number_text(number) for number in paper)))
     if any(ahead):
@@ -192,6 +195,11 @@ def _comparison(runs: list[RunData]) -> str:
     if devices:
         notes.append(f"`images/s`: of training, on {' and '.join(devices)}.")
     return table_text("method", rows, blocks, notes)
+
+
+def averaged_text(runs: list[RunData]) -> str:
+    known = [100 * run.records[-1]["averaged"] for run in runs if "averaged" in run.records[-1]]
+    return percent_text([*known], 0) if known else NOTHING
 
 
 def search(runs: list[RunData]) -> str:
