@@ -36,7 +36,10 @@ def values(*shape: int, seed: int) -> Tensor:
     return drawn.to(DEVICE, memory_format=torch.channels_last)
 
 
-def distance(ours: Tensor, theirs: Tensor) -> float:
+def distance(ours: Tensor | None, theirs: Tensor | None) -> float:
+    """Relative; of gradients, which may not be there."""
+    assert ours is not None
+    assert theirs is not None
     difference = ours.detach().double() - theirs.detach().double()
     return float(difference.norm() / theirs.detach().double().norm())
 
