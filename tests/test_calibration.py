@@ -16,6 +16,8 @@ from torch import nn
 import fedsc
 from fedsc import FedscError, Run
 from fedsc.calibration import STATISTICS, linear_discriminant
+from fedsc.data.sources import load_dataset
+from fedsc.data.transform import normalise
 from fedsc.experiments.runner import execute, load
 from fedsc.experiments.trained import load_trained
 from fedsc.methods import METHODS, method_from_text
@@ -127,13 +129,29 @@ def test_of_fedsc_plus_the_averaged_classifier_is_measured_too() -> None:
     without = fedsc.run("digits", "fedsc+,calibration=false", calibrated=True, **QUICK)
     assert series(ours, "averaged") == pytest.approx(series(without, "accuracy"), abs=ONE_IMAGE)
     assert all("averaged" not in record for record in without.records)
+    assert series(ours, "summed") == pytest.approx(series(without, "summed"), abs=ONE_IMAGE)
+
+
+def test_the_sum_is_of_the_classifier_and_the_discriminant() -> None:
+    run = fedsc.run("digits", "fedavg", calibrated=True, **QUICK)
+    weight, bias = linear_discriminant(run.server["calibration"])
+    head = run.model.classifier
+    assert isinstance(head, nn.Linear)
+    with torch.no_grad():
+        head.weight.add_(weight)
+        head.bias.add_(bias)
+        data = load_dataset("digits")
+        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (data.mean, data.std))
+        guess = run.model.eval()(normalise(data.test_images, mean, std)).logits.argmax(1)
+    right = float((guess == data.test_labels).double().mean())
+    assert series(run, "summed")[-1] == pytest.approx(right, abs=ONE_IMAGE)
 
 
 @pytest.mark.parametrize("method", [*METHODS, "moon,head=true", "fedavg,aggregation=median"])
 def test_it_changes_nothing_but_the_record(method: str) -> None:
     with_it, without = (tiny_run(method, calibrated=flag) for flag in (True, False))
     assert all(0 <= value <= 1 for value in series(with_it, "calibrated"))
-    besides = "timing", "calibrated", "averaged"
+    besides = "timing", "calibrated", "summed", "averaged"
     for ours, theirs in zip(with_it.records, without.records, strict=True):
         kept = {name: v for name, v in ours.items() if name not in besides}
         assert kept == {name: v for name, v in theirs.items() if name != "timing"}

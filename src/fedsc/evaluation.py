@@ -5,9 +5,10 @@
     head, middle, tail  mean of per_class over thirds of the classes by training size (long tail)
     nearest_prototype   the class of the nearest prototype by cosine, instead of the classifier
     calibrated          a linear discriminant of class statistics instead of the classifier, as
-                        fedsc+ has it (`calibration.py`); with the option `calibrated` only
-    averaged            the same of the averaged classifier, where another is tested, as in fedsc+;
-                        with the option `calibrated` only
+                        fedsc+ has it (`calibration.py`)
+    summed              the sum of that discriminant and the averaged classifier
+    averaged            the averaged classifier, where another is tested, as in fedsc+
+                        (these three with the option `calibrated` only)
     client_mean, _worst per_class weighted by each client's class shares: mean and worst client
     ece                 expected calibration error, 15 equal bins of confidence
 
@@ -23,14 +24,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from .calibration import linear_discriminant
 from .data.dataset import Dataset
 from .data.episodes import Episodes, episode_accuracies
 from .models.outputs import Outputs
 from .prototypes import unit
-from .state import State
 
 EVALUATION_BATCH = {"cpu": 1000, "cuda": 2500}  # by device: a GPU wants more at a time
 CALIBRATION_BINS = 15
@@ -107,9 +105,8 @@ def nearest_prototype(features: Tensor, prototypes: Tensor, exists: Tensor) -> T
     return cosine.masked_fill(~exists, -torch.inf).argmax(1)
 
 
-def calibrated_accuracy(features: Tensor, labels: Tensor, statistics: State) -> float:
-    """Of the linear discriminant of the clients' statistics, on test features (N, d)."""
-    scores = F.linear(features, *linear_discriminant(statistics))
+def accuracy(scores: Tensor, labels: Tensor) -> float:
+    """The share of images whose own class has the highest of their scores (N, C)."""
     return float((scores.argmax(1) == labels).double().mean())
 
 

@@ -15,9 +15,16 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from .attacks import attacked, choose_attackers, flip_labels
-from .calibration import SMOOTHING, add_statistics, empty_statistics, smoothed
+from .calibration import (
+    SMOOTHING,
+    add_statistics,
+    empty_statistics,
+    linear_discriminant,
+    smoothed,
+)
 from .data.dataset import Dataset
 from .data.episodes import draw_episodes
 from .data.partition import Indices, class_count_table, partition
@@ -39,7 +46,7 @@ from .engines.workers import WorkerEngine, can_fork
 from .errors import FedscError
 from .evaluation import (
     EVALUATION_BATCH,
-    calibrated_accuracy,
+    accuracy,
     evaluate,
     evaluate_few_shot,
     run_model,
@@ -389,14 +396,18 @@ class Federation:
             )
             for scores in self.method.predictions(outputs, self.server)
         )
-        statistics = self.server["calibration"] if self.spec.calibrated else None
-        if statistics and bool(statistics["class_counts"].any()):
-            labels = self.data.test_labels
-            found["calibrated"] = calibrated_accuracy(outputs[0].features, labels, statistics)
-            if first is not self.server["model"]:  # fedsc+ tests another classifier
-                averaged = self._test_outputs(self.server["model"]).logits
-                found["averaged"] = float((averaged.argmax(1) == labels).double().mean())
+        if self.spec.calibrated and bool(self.server["calibration"]["class_counts"].any()):
+            found |= self._calibrated(outputs[0], first is self.server["model"])
         return found
+
+    def _calibrated(self, tested: Outputs, is_averaged: bool) -> Record:
+        """Measurements of the global model's features by other classifiers than the one tested."""
+        averaged = tested if is_averaged else self._test_outputs(self.server["model"])
+        labels, statistics = self.data.test_labels, self.server["calibration"]
+        found = {"averaged": averaged.logits} if not is_averaged else {}
+        found["calibrated"] = F.linear(averaged.features, *linear_discriminant(statistics))
+        found["summed"] = averaged.logits + found["calibrated"]
+        return {name: accuracy(scores, labels) for name, scores in found.items()}
 
     def gather_statistics(self, before: State, uploads: list[Upload]) -> None:
         """What the round's clients would send for calibration, as those of fedsc+ do: of the model

@@ -48,6 +48,10 @@ CLOSING = "<!-- end -->"
 NOTHING = "-"
 SEARCH_ROUNDS = (5, 10, 20, 30, 40, 60, 80, 100)
 FEWEST_SEEDS = 3  # for a p-value
+OTHER_CLASSIFIERS = {
+    "summed": "by the sum of that discriminant and the averaged classifier",
+    "averaged": "by the averaged classifier, where the method uses another",
+}
 NOT_IN_A_SETTING = (  # what `setting_of` leaves out, and a reader wants to know
     *("train_limit", "norm", "batch_size", "lr", "momentum", "weight_decay", "clip_norm"),
 )
@@ -176,9 +180,10 @@ def _comparison(runs: list[RunData]) -> str:
     if any_calibrated(runs):
         blocks.append(column("calibrated", (calibrated_text(row.runs, 0) for row in rows)))
         notes.append(f"`calibrated`: {CALIBRATED}.")
-    if any("averaged" in run.records[-1] for run in runs):
-        blocks.append(column("averaged", (averaged_text(row.runs) for row in rows)))
-        notes.append("`averaged`: by the averaged classifier, where the method uses another.")
+    for name, meaning in OTHER_CLASSIFIERS.items():
+        if any(name in run.records[-1] for run in runs):
+            blocks.append(column(name, (last_text(row.runs, name) for row in rows)))
+            notes.append(f"`{name}`: {meaning}.")
     if any(number is not None for number in paper):
         blocks.append(column("paper", (number_text(number) for number in paper)))
     if any(ahead):
@@ -197,8 +202,9 @@ def _comparison(runs: list[RunData]) -> str:
     return table_text("method", rows, blocks, notes)
 
 
-def averaged_text(runs: list[RunData]) -> str:
-    known = [100 * run.records[-1]["averaged"] for run in runs if "averaged" in run.records[-1]]
+def last_text(runs: list[RunData], name: str) -> str:
+    """A share measured after the last round, over the runs that have it."""
+    known = [100 * run.records[-1][name] for run in runs if name in run.records[-1]]
     return percent_text([*known], 0) if known else NOTHING
 
 
