@@ -8,6 +8,7 @@ is left to PyTorch's compiler.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -33,7 +34,13 @@ PROGRAMS = 72  # at least so many share a gradient of weights: half a card, and 
 
 
 def described(tensor: Tensor, *block: int) -> Any:
-    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), list(block))
+    """For the tensor memory accelerator, which reads and writes such blocks of it.
+
+    The tensor is contiguous, but where an axis has the length 1 its stride can be any number, and
+    the accelerator takes multiples of 16 bytes only.
+    """
+    strides = [math.prod(tensor.shape[axis + 1 :]) for axis in range(tensor.dim())]
+    return TensorDescriptor(tensor, list(tensor.shape), strides, list(block))
 
 
 def nhwc(images: Tensor) -> Tensor:
