@@ -30,7 +30,7 @@ from .data.episodes import draw_episodes
 from .data.partition import Indices, class_count_table, partition
 from .data.plan import cohort, cohort_size
 from .data.subset import first_of_each_class, long_tail
-from .engines.graphs import CannotCaptureError, GraphEngine, default_slots
+from .engines.graphs import CannotCaptureError, GraphEngine
 from .engines.local import (
     ClientData,
     Engine,
@@ -212,9 +212,8 @@ class Federation:
         devices = [self.device]
         if spec.device in ("auto", "cuda") and self.device.type == "cuda":
             devices = [torch.device("cuda", k) for k in range(torch.cuda.device_count())]
-        slots = spec.slots or default_slots(self.task.cohort_size, len(devices))
         sizes = [client.num_samples for client in self.clients if client.num_samples]
-        return GraphEngine(*common, sizes, devices, slots, spec.compile, self.say)
+        return GraphEngine(*common, sizes, devices, spec.slots, spec.compile, self.say)
 
     def _make_ledger(self) -> Ledger:
         spec, number = self.spec, (self.task.num_clients, self.task.cohort_size)

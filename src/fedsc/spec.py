@@ -128,7 +128,9 @@ class RunSpec:
         "one client after another, or several at once, in CPU processes or CUDA graphs; "
         "auto: by device",
     )
-    slots: int | None = option(None, "clients at once in the graph engine (default: 8)", at_least=1)
+    slots: int | None = option(
+        None, "clients at once in the graph engine (default: 8 on Hopper GPUs, else 5)", at_least=1
+    )
     compile: bool = option(True, "compile the model before the graph engine captures it")
     precision: Literal["auto", "fp32", "bf16"] = option(
         "auto", "of the forward pass, losses are always fp32; auto: bf16 in CUDA graphs, else fp32"

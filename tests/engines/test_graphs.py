@@ -24,6 +24,7 @@ from fedsc.engines.graphs import GraphEngine, Place, Slot, default_slots, share_
 from fedsc.engines.local import ClientData, Training
 from fedsc.method import Batch, LocalResult, Moment, Task, Upload
 from fedsc.models import MLP
+from fedsc.models.norm import ConvNorm
 from fedsc.state import State
 
 TEXTS = [
@@ -223,6 +224,8 @@ def test_clients_are_shared_out_whole_largest_first_and_evenly(
 def test_a_few_slots_are_enough_for_any_number_of_clients() -> None:
     assert default_slots(3) == 3
     assert default_slots(10_000) == default_slots(100) <= 10
+    assert default_slots(100) < default_slots(100, at_once=True) <= 10
+    assert default_slots(100, num_devices=2) == 2 * default_slots(100)
 
 
 class Branching(nn.Module):
@@ -268,6 +271,72 @@ def test_what_cannot_be_captured_goes_on_one_by_one(capsys: pytest.CaptureFixtur
     )
     assert len(done.records) == 2
     assert "cannot capture" in capsys.readouterr().err
+
+
+def as_it_is(conv: nn.Conv2d, norm: nn.Module, x: Tensor) -> Tensor:
+    return norm(conv(x))
+
+
+def from_module(name: str) -> Exception:
+    """An error as the code of such a module raises it."""
+    return type("CompileError", (Exception,), {"__module__": name})("no ptxas")
+
+
+def test_a_step_that_triton_cannot_compile_goes_on_with_cudnn(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Here on a CPU, where the kernels are never chosen: as if they had been."""
+    engines: list[GraphEngine] = []
+    prepare, init = Slot.prepare, GraphEngine.__init__
+
+    def with_kernels(engine: GraphEngine, *arguments: Any) -> None:
+        init(engine, *arguments)
+        engine.at_once = as_it_is
+        engines.append(engine)
+
+    def prepare_without_kernels(slot: Slot, *arguments: Any) -> None:
+        if engines[0].at_once is not None:
+            raise from_module("triton.compiler.errors")
+        prepare(slot, *arguments)
+
+    monkeypatch.setattr(GraphEngine, "__init__", with_kernels)
+    monkeypatch.setattr(Slot, "prepare", prepare_without_kernels)
+    changes: dict[str, Any] = {"model": "cnn", "rounds": 1, "epochs": 1, "partition": "iid"}
+    done = run("fedavg", engine="graphs", slots=2, **changes)
+    assert len(done.records) == 1
+    assert "cannot use convolutions of our own" in capsys.readouterr().err
+
+
+def test_only_captured_slots_have_convolutions_of_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    engines: list[GraphEngine] = []
+    fit = GraphEngine.fit
+
+    def remember(engine: GraphEngine, *arguments: Any) -> Any:
+        engines.append(engine)
+        return fit(engine, *arguments)
+
+    monkeypatch.setattr(GraphEngine, "fit", remember)
+    run("fedavg", engine="graphs", model="cnn", rounds=1, epochs=1)
+    engine = engines[0]
+    engine.at_once = as_it_is
+    for captures, expected in ((True, as_it_is), (False, None)):
+        layers = Slot(engine, engine.home, captures).model.modules()
+        found = [layer.at_once for layer in layers if isinstance(layer, ConvNorm)]
+        assert found == [expected] * 2
+
+
+@pytest.mark.parametrize("module", ["triton.compiler.errors", "torch._inductor.exc", "mine"])
+def test_errors_of_what_is_not_in_use_are_raised(
+    module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is compiled here, and no kernel is of Triton."""
+
+    def fail(slot: Slot, *arguments: Any) -> None:
+        raise from_module(module)
+
+    monkeypatch.setattr(Slot, "prepare", fail)
+    with pytest.raises(Exception, match="no ptxas"):
+        run("fedavg", engine="graphs", slots=2, partition="iid", participation=1.0)
 
 
 def test_slots_are_halved_until_they_fit(

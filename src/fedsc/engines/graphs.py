@@ -49,7 +49,8 @@ from .local import (
     what_remains,
 )
 
-MOST_SLOTS = 8
+MOST_SLOTS = 8  # that gain anything on one GPU
+MOST_SLOTS_WITH_CUDNN = 5
 STEPS_IN_TURN = 4
 
 
@@ -102,7 +103,7 @@ class GraphEngine:
         training: Training,
         client_sizes: list[int],
         devices: list[torch.device],
-        num_slots: int,
+        num_slots: int | None,
         compile: bool,
         say: Callable[[str], None] = print,
     ) -> None:
@@ -112,15 +113,16 @@ class GraphEngine:
         self.home = self.places[0]  # where the server is
         self.images = self.home.images
         self.smallest_client, self.largest_client = min(client_sizes), max(client_sizes)
-        self.num_slots = num_slots
         self.slots: list[Slot] = []
         self.loose_slot: Slot | None = None
-        self.conv_norm: ConvNormAtOnce | None = None
+        self.at_once: ConvNormAtOnce | None = None
         if compile and self.home.device.type == "cuda":
             for place in self.places:
                 place.compile()
             if training.precision == "bf16":
-                self.conv_norm = convolutions_for(devices)
+                self.at_once = convolutions_for(devices)
+        default = default_slots(task.cohort_size, len(devices), self.at_once is not None)
+        self.num_slots = num_slots or default
 
     def fit(
         self,
@@ -168,22 +170,29 @@ class GraphEngine:
                 slot.prepare(clients[0], global_model, memory_of(clients[0].id))
             except torch.cuda.OutOfMemoryError:
                 slot = None  # freed below, when the traceback no longer holds it
-            except RuntimeError as error:
-                # By its name: importing the compiler's exceptions takes a second.
-                of_compiler = type(error).__module__.startswith(
-                    ("torch._dynamo", "torch._inductor")
-                )
-                if place.compiled is place.plain or not of_compiler:
-                    raise
-                for place in self.places:
-                    place.compiled = place.plain
-                self.say(f"cannot compile this step, going on without: {in_words(error)[:200]}")
+            except Exception as error:
+                self.do_without(error)
                 continue
             if slot is None:
                 self.halve_slots(place)
             else:
                 self.slots.append(slot)
         return self.slots[:wanted]
+
+    def do_without(self, error: Exception) -> None:
+        """Of what can be done without, give up what the error comes from; or raise it."""
+        module = type(error).__module__  # importing the compilers' exceptions takes a second
+        compiles = self.home.compiled is not self.home.plain
+        if module.startswith("triton") and self.at_once is not None:
+            part = "use convolutions of our own"
+        elif module.startswith(("torch._dynamo", "torch._inductor")) and compiles:
+            part = "compile this step"
+            for place in self.places:
+                place.compiled = place.plain
+        else:
+            raise error
+        self.say(f"cannot {part}, going on without: {in_words(error)[:200]}")
+        self.at_once = None  # they need the same tools as the compiler
 
     def make_loose_slot(self, client: ClientData, global_model: State, memory_of: MemoryOf) -> Slot:
         """The slot for clients smaller than a batch. Made before the others, so that these leave it
@@ -217,9 +226,10 @@ class GraphEngine:
         )
 
 
-def default_slots(cohort_size: int, num_devices: int = 1) -> int:
-    """Clients in flight: a few fill a card, and more would have no place in its caches."""
-    return min(cohort_size, MOST_SLOTS * num_devices)
+def default_slots(cohort_size: int, num_devices: int = 1, at_once: bool = False) -> int:
+    """Clients in flight. A few fill a card, and fewer share a skewed cohort out more evenly."""
+    most = MOST_SLOTS if at_once else MOST_SLOTS_WITH_CUDNN
+    return min(cohort_size, most * num_devices)
 
 
 def convolutions_for(devices: list[torch.device]) -> ConvNormAtOnce | None:
@@ -230,7 +240,7 @@ def convolutions_for(devices: list[torch.device]) -> ConvNormAtOnce | None:
         from . import hopper
     except ImportError:  # no Triton, or one older than 3.4
         return None
-    return hopper.conv_norm
+    return hopper.conv_norm_at_once
 
 
 def share_out(clients: list[ClientData], number: int, training: Training) -> list[list[ClientData]]:
@@ -258,7 +268,7 @@ class Slot:
         if captures:
             for layer in self.model.modules():
                 if isinstance(layer, ConvNorm):
-                    layer.at_once = engine.conv_norm
+                    layer.at_once = engine.at_once
         self.params = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         self.global_params = {name: p.detach().clone() for name, p in self.params.items()}
         self.teachers: dict[str, nn.Module] = {}

