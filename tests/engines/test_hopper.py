@@ -236,5 +236,8 @@ def test_every_convolution_of_resnet10_fits() -> None:
     for layer in network.modules():
         if isinstance(layer, ConvNorm):
             layer.at_once = look
-    network(torch.zeros(2, 3, 32, 32))
+    images = torch.zeros(2, 3, 32, 32)
+    network(images)
+    assert not seen  # one by one it would only cost
+    torch.compile(network, backend="eager")(images)
     assert seen == [True] * 12

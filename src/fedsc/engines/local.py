@@ -21,7 +21,8 @@ from ..state import State, flatten
 
 Precision = Literal["fp32", "bf16"]
 MemoryOf = Callable[[int], State]  # a client's memory, perhaps read from disk
-CLEAN_BATCH = 512  # no gradients: larger batches than in training fit
+# No gradients: larger batches than in training fit. On a GPU Python is what takes the time.
+CLEAN_BATCH = {"cpu": 512, "cuda": 1024}
 PREPARED_BYTES = 256 * 2**20
 OnImages = Callable[[int], None]  # told, batch after batch, how many images were trained on
 
@@ -79,10 +80,10 @@ class Images:
         return images, self.labels[picked]
 
     def clean_batches(
-        self, indices: Tensor, size: int = CLEAN_BATCH
+        self, indices: Tensor, size: int | None = None
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """All of a client's images once, in order, without augmentation."""
-        for picked in indices.split(size):
+        for picked in indices.split(size or CLEAN_BATCH[self.images.device.type]):
             yield self.picked(picked), self.labels[picked]
 
     def picked(self, indices: Tensor) -> Tensor:

@@ -91,13 +91,17 @@ ConvNormAtOnce = Callable[[nn.Conv2d, nn.Module, Tensor], Tensor]
 
 
 class ConvNorm(nn.Sequential):
-    """A convolution, then the norm. An engine may give a faster way to compute both at once."""
+    """A convolution, then the norm.
+
+    An engine may give a faster way to compute both at once. It is for compiled networks: one by
+    one, its launches take Python longer than they save.
+    """
 
     at_once: ConvNormAtOnce | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         conv, norm = self.children()
-        if self.at_once is not None:
+        if self.at_once is not None and torch.compiler.is_compiling():
             return self.at_once(conv, norm, x)  # type: ignore[arg-type]
         normalised: Tensor = norm(conv(x))
         return normalised
