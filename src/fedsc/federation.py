@@ -53,7 +53,6 @@ from .evaluation import (
 )
 from .faults import Answers, TooFewClientsError, draw_faults, find_unusable
 from .method import Method, Task, Upload
-from .methods import FedSC
 from .models import check_model
 from .models.outputs import Outputs
 from .privacy import Ledger, hide_clients, make_ledger
@@ -426,7 +425,7 @@ class Federation:
     def _enough_of_a_class(self, client: int) -> Tensor:
         """The client's images but for classes of which it has too few, as for prototypes."""
         own = self.clients[client]
-        least = getattr(self.method, "min_count", FedSC.min_count)
+        least = getattr(self.method, "min_count", 1)  # who sends no prototypes has no such limit
         return own.indices[own.class_counts[self.engine.images.labels[own.indices]] >= least]
 
     def _statistics(self, model: State, indices: Tensor) -> State:

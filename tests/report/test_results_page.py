@@ -98,6 +98,28 @@ def test_what_calibration_would_give(tmp_path: Path) -> None:
     assert "calibrated" not in block("comparison", [str(tmp_path / name) for name in "bc"])
 
 
+def test_other_classifiers_have_columns(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "fedavg", 0, [0.5, 0.6], measured={"summed": 0.7})
+    measured = {"summed": 0.8, "averaged": 0.65}
+    write_run(tmp_path / "b", "fedsc+", 0, [0.5, 0.75], measured=measured)
+    lines = block("comparison", [str(tmp_path)]).splitlines()
+    cells = {line.split("|")[1].strip(): line.split("|") for line in lines if "|" in line}
+    summed, averaged = (
+        [name.strip() for name in cells["method"]].index(name) for name in ("summed", "averaged")
+    )
+    assert cells["fedavg"][summed].strip() == "70.00"
+    assert cells["fedavg"][averaged].strip() == "-"
+    assert cells["fedsc+"][summed].strip() == "80.00"
+    assert cells["fedsc+"][averaged].strip() == "65.00"
+
+
+@pytest.mark.parametrize("name", ["calibrated", "summed", "averaged"])
+def test_a_share_that_is_none_is_refused(name: str, tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "fedavg", 0, [0.5], measured={name: "most of them"})
+    with pytest.raises(FedscError, match=name):
+        read_run(tmp_path / "a")
+
+
 def test_a_reading_with_another_norm_is_compared_with_fedavg_of_that_norm(tmp_path: Path) -> None:
     for name, accuracy in (("fedavg", 0.6), ("fedsc", 0.7)):
         write_run(tmp_path / name, name, 0, [accuracy])

@@ -55,10 +55,11 @@ def by_parity(images: Tensor, stride: int) -> Tensor:
     return images.view(n, h // stride, stride, w // stride, stride * c)
 
 
-def tile_of(height: int, width: int, rows: int) -> tuple[int, int]:
-    """How many images, and how many rows of each, make a tile of `rows` pixels."""
-    high = min(height, rows // width)
-    return rows // (high * width), high
+def tiling(n: int, h: int, w: int, pixels: int = ROWS) -> tuple[int, int, int]:
+    """How many images, and how many rows of each, make a tile of so many pixels; how many tiles."""
+    rows = min(h, pixels // w)
+    images = pixels // (rows * w)
+    return images, rows, triton.cdiv(n, images) * (h // rows)
 
 
 def launch_options(channels: int) -> dict[str, int]:
@@ -78,8 +79,7 @@ def convolve(
     n, height, width, c = pixels.shape
     o, size = taps.shape[:2]
     h, w = height // stride, width // stride
-    images, rows = tile_of(h, w, ROWS)
-    tiles = triton.cdiv(n, images) * (h // rows)
+    images, rows, tiles = tiling(n, h, w)
     y = pixels.new_empty(n, h, w, o)
     sums = pixels.new_empty(tiles if with_sums else 0, 2, o, dtype=torch.float32)
     block_o, block_c = 128 if o % 128 == 0 else 64, min(c, 64)
@@ -99,8 +99,7 @@ def _(
     x: Tensor, weight: Tensor, rounded: Tensor, stride: int, with_sums: bool
 ) -> tuple[Tensor, Tensor]:
     n, o, h, w = len(x), len(weight), x.shape[2] // stride, x.shape[3] // stride
-    images, rows = tile_of(h, w, ROWS)
-    tiles = -(-n // images) * (h // rows) if with_sums else 0
+    tiles = tiling(n, h, w)[2] if with_sums else 0
     y = x.new_empty(n, h, w, o).permute(0, 3, 1, 2)
     return y, x.new_empty(tiles, 2, o, dtype=torch.float32)
 
@@ -111,10 +110,10 @@ def convolve_input_grad(grad: Tensor, rounded: Tensor, stride: int) -> Tensor:
     dy, taps = nhwc(grad), nhwc(rounded)
     n, h, w, o = dy.shape
     size, c = taps.shape[1], taps.shape[3]
-    images, rows = tile_of(h, w, ROWS)
+    images, rows, tiles = tiling(n, h, w)
     dx = dy.new_empty(n, h * stride, w * stride, c)
     block_c = 128 if c % 128 == 0 else 64
-    input_grad_kernel[c // block_c, triton.cdiv(n, images) * (h // rows), stride**2](
+    input_grad_kernel[c // block_c, tiles, stride**2](
         described(dy, images, rows, w, 64),
         described(taps.view(o, -1), 64, block_c),
         described(by_parity(dx, stride), images, rows, 1, w, block_c),
@@ -137,7 +136,7 @@ def convolve_weight_grad(grad: Tensor, x: Tensor, size: int, stride: int) -> Ten
     n, h, w, o = dy.shape
     c = pixels.shape[3]
     block_o, block_c = min(o & -o, 128), min(c & -c, 128)  # x & -x: the power of two in x
-    images, rows = tile_of(h, w, 64)
+    images, rows, _ = tiling(n, h, w, pixels=64)
     programs = size * size * c // block_c, o // block_o
     # Few weights are few tiles: then the pixels are shared out, too.
     parts = max(1, min(n * h * w // 256, PROGRAMS // (programs[0] * programs[1])))
@@ -218,25 +217,17 @@ def statistics(
     """The mean and 1 / standard deviation (2, O) of `count` pixels; BatchNorm's memory of them."""
     tiles, _, o = sums.shape
     found = torch.empty_like(sums[0])
-    at_once = min(512, triton.next_power_of_2(tiles))
+    block = min(512, triton.next_power_of_2(tiles))
     statistics_kernel[(o // 16,)](
         *(sums, found, running_mean, running_var, batches),
-        *(tiles, count, epsilon, momentum, o, at_once, 16),
+        *(tiles, count, epsilon, momentum, o, block, 16),
         num_warps=8,
     )
     return found
 
 
 @statistics.register_fake
-def _(
-    sums: Tensor,
-    running_mean: Tensor,
-    running_var: Tensor,
-    batches: Tensor,
-    count: int,
-    epsilon: float,
-    momentum: float,
-) -> Tensor:
+def _(sums: Tensor, *others: Any) -> Tensor:
     return torch.empty_like(sums[0])
 
 

@@ -111,7 +111,7 @@ OPTIONAL_IN_A_SPEC = (  # older runs do not have them
 )
 RECORD: dict[str, Check] = {
     "round": is_count,
-    **dict.fromkeys(("accuracy", "calibrated"), is_share),
+    **dict.fromkeys(("accuracy", "calibrated", "summed", "averaged"), is_share),
     "bytes_up": is_number,
     "bytes_down": is_number,
     "timing": lambda value: dict_of(is_number)(value) and "seconds" in value,

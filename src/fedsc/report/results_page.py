@@ -28,10 +28,10 @@ from ..options import options_of
 from ..spec import NOT_PART_OF_THE_HASH, RunSpec
 from .grid_table import best_and_second, p_text, percent_text
 from .results_table import (
-    CALIBRATED,
-    any_calibrated,
+    CLASSIFIERS,
+    any_measured,
     by_setting,
-    calibrated_text,
+    measured_text,
     method_of,
     option_text,
     recorded_method,
@@ -48,10 +48,6 @@ CLOSING = "<!-- end -->"
 NOTHING = "-"
 SEARCH_ROUNDS = (5, 10, 20, 30, 40, 60, 80, 100)
 FEWEST_SEEDS = 3  # for a p-value
-OTHER_CLASSIFIERS = {
-    "summed": "by the sum of that discriminant and the averaged classifier",
-    "averaged": "by the averaged classifier, where the method uses another",
-}
 NOT_IN_A_SETTING = (  # what `setting_of` leaves out, and a reader wants to know
     *("train_limit", "norm", "batch_size", "lr", "momentum", "weight_decay", "clip_norm"),
 )
@@ -177,12 +173,9 @@ def _comparison(runs: list[RunData]) -> str:
         column("best", (mean_text(run.summary["best"] for run in row.runs) for row in rows)),
     ]
     notes = [*setting_notes(runs), "`last`: after the last round, mean ± standard deviation."]
-    if any_calibrated(runs):
-        blocks.append(column("calibrated", (calibrated_text(row.runs, 0) for row in rows)))
-        notes.append(f"`calibrated`: {CALIBRATED}.")
-    for name, meaning in OTHER_CLASSIFIERS.items():
-        if any(name in run.records[-1] for run in runs):
-            blocks.append(column(name, (last_text(row.runs, name) for row in rows)))
+    for name, meaning in CLASSIFIERS.items():
+        if any_measured(runs, name):
+            blocks.append(column(name, (measured_text(row.runs, name, 0) for row in rows)))
             notes.append(f"`{name}`: {meaning}.")
     if any(number is not None for number in paper):
         blocks.append(column("paper", (number_text(number) for number in paper)))
@@ -200,12 +193,6 @@ def _comparison(runs: list[RunData]) -> str:
     if devices:
         notes.append(f"`images/s`: of training, on {' and '.join(devices)}.")
     return table_text("method", rows, blocks, notes)
-
-
-def last_text(runs: list[RunData], name: str) -> str:
-    """A share measured after the last round, over the runs that have it."""
-    known = [100 * run.records[-1][name] for run in runs if name in run.records[-1]]
-    return percent_text([*known], 0) if known else NOTHING
 
 
 def search(runs: list[RunData]) -> str:

@@ -33,7 +33,12 @@ NOT_TOLD_APART_BY = {
     *("device", "engine", "slots", "compile", "threads", "client_memory", "calibrated"),
 }
 FORMATS = ".md, .tex, .csv"
-CALIBRATED = "after the last round by the linear discriminant with which fedsc+ classifies"
+# What `--calibrated` measures besides, after the last round.
+CLASSIFIERS = {
+    "calibrated": "after the last round by the linear discriminant with which fedsc+ classifies",
+    "summed": "by the sum of that discriminant and the averaged classifier",
+    "averaged": "by the averaged classifier, where the method uses another",
+}
 DEFAULTS = {opt.name: opt.default for opt in options_of(RunSpec)}
 
 Groups = dict[str, list[RunData]]
@@ -114,26 +119,27 @@ def option_text(value: Any) -> str:
     return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
-def any_calibrated(runs: Iterable[RunData]) -> bool:
-    """Whether one of the runs was measured with calibration."""
-    return any("calibrated" in run.records[-1] for run in runs)
+def any_measured(runs: Iterable[RunData], classifier: str) -> bool:
+    """Whether one of the runs was measured by one of the CLASSIFIERS."""
+    return any(classifier in run.records[-1] for run in runs)
 
 
-def calibrated_of(runs: list[RunData]) -> list[float]:
-    """Accuracy in % with calibration after the last round, of those runs of which it is known."""
-    return [100 * value for run in runs if (value := _calibrated(run)) is not None]
+def measured(runs: list[RunData], classifier: str) -> list[float]:
+    """Accuracy in % by it after the last round, of those runs of which it is known."""
+    found = (_measured(run, classifier) for run in runs)
+    return [100 * value for value in found if value is not None]
 
 
-def _calibrated(run: RunData) -> float | None:
+def _measured(run: RunData, classifier: str) -> float | None:
     """As measured; what fedsc+ is tested with need not be measured besides."""
     last, method = run.records[-1], run.spec["method"]
-    if method["name"] == "fedsc+" and method.get("calibration"):
-        return last.get("calibrated", last["accuracy"])
-    return last.get("calibrated")
+    if classifier == "calibrated" and method["name"] == "fedsc+" and method.get("calibration"):
+        return last.get(classifier, last["accuracy"])
+    return last.get(classifier)
 
 
-def calibrated_text(runs: list[RunData], expected: int) -> str:
-    found = calibrated_of(runs)
+def measured_text(runs: list[RunData], classifier: str, expected: int) -> str:
+    found = measured(runs, classifier)
     return percent_text([*found], expected) if found else "-"
 
 
@@ -155,10 +161,10 @@ def results_tables(runs: list[RunData], accuracy: float | None = None) -> list[T
             Block("best", ("",), best),
         ]
         notes = ["Test accuracy in % after the last round and at its best."]
-        if any_calibrated(run for group in groups.values() for run in group):
-            texts = [(calibrated_text(group, seeds),) for group in groups.values()]
+        if any_measured((run for group in groups.values() for run in group), "calibrated"):
+            texts = [(measured_text(group, "calibrated", seeds),) for group in groups.values()]
             blocks.append(Block("calibrated", ("",), texts))
-            notes.append(f"Calibrated: {CALIBRATED}.")
+            notes.append(f"Calibrated: {CLASSIFIERS['calibrated']}.")
         blocks += cost_blocks(list(groups.values()), accuracy)
         notes += filter(None, [significance_text(groups)])
         tables.append(TextTable(title, "method", list(groups), blocks, tuple(notes)))
@@ -178,7 +184,7 @@ def results_file(runs: list[RunData], path: Path, accuracy: float | None = None)
 
 
 def _csv_lines(runs: list[RunData], accuracy: float | None) -> list[dict[str, Any]]:
-    lines, calibrated = [], any_calibrated(runs)
+    lines, calibrated = [], any_measured(runs, "calibrated")
     for title, groups in groups_by_setting(runs).items():
         everything = [run for group in groups.values() for run in group]
         target = accuracy if accuracy is not None else level_for_all(everything)
@@ -191,7 +197,7 @@ def _csv_lines(runs: list[RunData], accuracy: float | None) -> list[dict[str, An
                     "seeds": len(group),
                     "mean": statistics.mean(last),
                     "std": statistics.stdev(last) if len(last) > 1 else None,
-                    **({"calibrated": _mean(calibrated_of(group))} if calibrated else {}),
+                    **({"calibrated": _mean(measured(group, "calibrated"))} if calibrated else {}),
                     **numbers_of(group, target),
                 }
             )
