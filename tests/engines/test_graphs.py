@@ -20,7 +20,15 @@ from torch import Tensor, nn
 
 import fedsc
 from fedsc import METHODS, Outputs, Run
-from fedsc.engines.graphs import GraphEngine, Place, Slot, default_slots, share_out
+from fedsc.engines import graphs
+from fedsc.engines.graphs import (
+    GraphEngine,
+    Place,
+    Slot,
+    convolutions_for,
+    default_slots,
+    share_out,
+)
 from fedsc.engines.local import ClientData, Training
 from fedsc.method import Batch, LocalResult, Moment, Task, Upload
 from fedsc.models import MLP
@@ -394,6 +402,29 @@ def test_a_run_that_meets_out_of_memory_goes_on_with_fewer_slots(
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert len(done.records) == 1
     assert "out of GPU memory: going on with 4 clients at once" in capsys.readouterr().err
+
+
+@gpu
+@needs_cuda
+@pytest.mark.usefixtures("exact_convolutions")
+def test_a_run_with_our_convolutions_is_as_close_to_float32_as_one_with_cudnn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two whole rounds of compiled, captured steps in bf16."""
+    if convolutions_for([torch.device("cuda")]) is None:
+        pytest.skip("needs a Hopper GPU and Triton")
+    draw = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (640, 3, 32, 32), dtype=torch.uint8, generator=draw)
+    labels = torch.arange(640) % 10
+    images[torch.arange(640), 0, labels * 3] = 255  # a bright row tells the class
+    data = fedsc.Dataset("rows", images, labels, images, labels, tuple("0123456789"))
+    options: dict[str, Any] = {"rounds": 2, "epochs": 2, "clients": 4, "partition": "iid"}
+    options |= {"device": "cuda", "engine": "graphs", "slots": 3}
+    exact = fedsc.run(data, "fedavg", "resnet10", compile=False, precision="fp32", **options)
+    ours = fedsc.run(data, "fedavg", "resnet10", precision="bf16", **options)
+    monkeypatch.setattr(graphs, "convolutions_for", lambda devices: None)
+    cudnn = fedsc.run(data, "fedavg", "resnet10", precision="bf16", **options)
+    assert 0 < largest_difference(ours, exact) < 1.2 * largest_difference(cudnn, exact)
 
 
 @gpu
