@@ -116,10 +116,12 @@ def test_what_a_client_drops_does_not_depend_on_its_neighbours(device: str) -> N
     assert largest_difference(one, many) < 1e-6
 
 
-def test_dropout_is_that_of_one_by_one() -> None:
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[gpu, needs_cuda])])
+def test_dropout_is_that_of_one_by_one(device: str) -> None:
     options: dict[str, Any] = {"rounds": 2, "epochs": 2, "batch_size": 32, "partition": "iid"}
+    options |= {"device": device, "precision": "fp32"}
     alone = fedsc.run("digits", "fedavg", Dropping, engine="sequential", **options)
-    assert largest_difference(dropping(4, "cpu"), alone) < 1e-5
+    assert largest_difference(dropping(4, device), alone) < 1e-5
 
 
 @dataclasses.dataclass(frozen=True)

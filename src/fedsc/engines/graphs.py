@@ -308,7 +308,7 @@ class Slot:
         self.losses: State = {}  # sums over the steps of the last epoch
         self.graphs: dict[bool, torch.cuda.CUDAGraph] = {}  # by whether it is the last epoch
         self.draws = False  # whether a step draws random numbers, as dropout does
-        self.random: Tensor | None = None  # the generator as this slot left it
+        self.random = torch.Generator(self.device) if on_gpu else torch.get_rng_state()
 
     # A step --------------------------------------------------------------------------------------
 
@@ -375,9 +375,9 @@ class Slot:
                     self.load(1, example, global_model, memory)
                     self.moments = self.moments_of_all_rounds  # the graph is for all of them
                     self.model.train()
-                    before = self.random_state()
+                    before = random_state(self.device)
                     self.step(last_epoch)
-                    self.draws = not torch.equal(before, self.random_state())
+                    self.draws |= not torch.equal(before, random_state(self.device))
         if not self.captures:
             return
         with torch.cuda.device(self.device):
@@ -387,7 +387,10 @@ class Slot:
             for last_epoch in (False, True):
                 graph = torch.cuda.CUDAGraph()
                 try:
-                    with torch.cuda.graph(graph, pool=pool, stream=self.stream):
+                    with (
+                        self.own_random_numbers(),
+                        torch.cuda.graph(graph, pool=pool, stream=self.stream),
+                    ):
                         self.step(last_epoch)
                 except torch.cuda.OutOfMemoryError:
                     raise
@@ -508,24 +511,30 @@ class Slot:
 
     @contextlib.contextmanager
     def on_stream(self) -> Iterator[None]:
-        """Work of this slot, in order after what was asked for before, and with its own random
-        numbers: they depend on the client, whoever is in flight beside it."""
-        if self.draws and self.random is not None:
-            self.set_random_state(self.random)
-        with contextlib.nullcontext() if self.stream is None else torch.cuda.stream(self.stream):
+        """Work of this slot, in order after what was asked for before."""
+        stream = contextlib.nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
+        with stream, self.own_random_numbers():
             yield
-        if self.draws:
-            self.random = self.random_state()
 
-    def random_state(self) -> Tensor:
-        on_gpu = self.device.type == "cuda"
-        return torch.cuda.get_rng_state(self.device) if on_gpu else torch.get_rng_state()
-
-    def set_random_state(self, state: Tensor) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.set_rng_state(state, self.device)
+    @contextlib.contextmanager
+    def own_random_numbers(self) -> Iterator[None]:
+        """What a client draws depends on the client, whoever is in flight beside it."""
+        if not self.draws:
+            yield
+        elif isinstance(self.random, torch.Generator):
+            # Not its values but the generator itself: a graph reads seed and position from memory
+            # that belongs to it, and two graphs that share it would overwrite each other's.
+            default = torch.cuda.default_generators[self.device.index or 0]
+            before = default.graphsafe_get_state()
+            default.graphsafe_set_state(self.random)
+            try:
+                yield
+            finally:
+                default.graphsafe_set_state(before)
         else:
-            torch.set_rng_state(state)
+            torch.set_rng_state(self.random)
+            yield
+            self.random = torch.get_rng_state()
 
     def follow(self) -> None:
         """This slot waits for what the server has been asked to do, on its own GPU and this one."""
@@ -537,6 +546,10 @@ class Slot:
         """What the server does next waits for this slot."""
         if self.stream is not None:
             torch.cuda.current_stream(self.home).wait_stream(self.stream)
+
+
+def random_state(device: torch.device) -> Tensor:
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
 def clone(state: Any) -> State:
