@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import fedsc
-from fedsc.calibration import STATISTICS, empty_statistics
+from fedsc.calibration import SHRINKAGE, STATISTICS, empty_statistics
 from fedsc.data.transform import normalise
 from fedsc.experiments.runner import build
 from fedsc.experiments.trained import load_trained
@@ -190,6 +190,29 @@ def test_calibration_changes_what_is_tested_and_nothing_clients_train() -> None:
     tested = ours.model.state_dict()
     differ = {name for name, tensor in tested.items() if not torch.equal(tensor, trained[name])}
     assert differ == {"classifier.weight", "classifier.bias"}
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.5, 1.0])
+def test_what_is_tested_is_the_discriminant_and_a_part_of_the_averaged_classifier(
+    weight: float,
+) -> None:
+    """Two classes at -1 and 1 on the first axis, variance 1 on both: a discriminant by hand."""
+    task = Task(1, 1, num_classes=2, feature_dim=2, num_rounds=1)
+    method = FedSCPlus(averaged_weight=weight)
+    model = {"classifier.weight": torch.eye(2), "classifier.bias": torch.tensor([0.5, 0.0])}
+    server = {**method.init_server(task), "model": model}
+    server |= {
+        "class_sums": torch.tensor([[-10.0, 0.0], [10.0, 0.0]]),
+        "class_counts": torch.tensor([10.0, 10.0]),
+        "products": torch.diag(torch.tensor([40.0, 20.0])),  # 20 (variance 1 + mean^2), 20
+    }
+    (tested,) = method.evaluated_models(server, {})
+    slope = 1 / (1 + SHRINKAGE)  # (m_j - m) over the variance, with shrinkage
+    weights = torch.tensor([[-slope + weight, 0.0], [slope, weight]])
+    assert torch.allclose(tested["classifier.weight"], weights)
+    assert torch.allclose(
+        tested["classifier.bias"], torch.tensor([weight / 2 - slope / 2, -slope / 2])
+    )
 
 
 def test_where_clients_lack_classes_calibration_is_far_ahead() -> None:

@@ -74,25 +74,32 @@ def test_comparison(tmp_path: Path) -> None:
 
 
 def test_what_calibration_would_give(tmp_path: Path) -> None:
-    """Of fedavg two of three seeds have it; fedsc+ is tested with it, unless it is switched off."""
+    """Of fedavg two of three seeds have it; fedsc+ is tested with one of them, unless it is off."""
     for seed, calibrated in enumerate([0.80, 0.82, None]):
         asked = calibrated is not None
-        measured = {"calibrated": calibrated} if asked else {}
+        measured = {"calibrated": calibrated, "summed": 0.7} if asked else {}
         path = tmp_path / f"a{seed}"
         write_run(path, "fedavg", seed, [0.5, 0.6], measured=measured, calibrated=asked)
     write_run(tmp_path / "b", "moon", 0, [0.5, 0.7])
-    for folder, label, flag in (("c", "fedsc+", True), ("d", "fedsc+,calibration=false", False)):
-        method = {"name": "fedsc+", "calibration": flag}
-        write_run(tmp_path / folder, label, 0, [0.5, 0.9], method=method)
+    for folder, text, options in (
+        ("c", "fedsc+", {"calibration": True, "averaged_weight": 1.0}),
+        ("d", "fedsc+,averaged_weight=0", {"calibration": True, "averaged_weight": 0.0}),
+        ("e", "fedsc+,averaged_weight=2", {"calibration": True, "averaged_weight": 2.0}),
+        ("f", "fedsc+,calibration=false", {"calibration": False, "averaged_weight": 1.0}),
+    ):
+        method = {"name": "fedsc+", **options}
+        write_run(tmp_path / folder, text, 0, [0.5, 0.9], method=method)
     text = block("comparison", [str(tmp_path)])
     rows = [line.split(" | ") for line in text.splitlines()]
-    assert [(row[0], row[6]) for row in rows[:6]] == [
-        ("| method", "calibrated"),
-        ("| ---", "---:"),
-        ("| fedavg", "81.00 ± 1.41"),
-        ("| moon", "-"),
-        ("| fedsc+", "90.00"),
-        ("| fedsc+,calibration=false", "-"),
+    assert [(row[0], row[6], row[7]) for row in rows[:8]] == [
+        ("| method", "calibrated", "summed"),
+        ("| ---", "---:", "---:"),
+        ("| fedavg", "81.00 ± 1.41", "70.00 ± 0.00"),
+        ("| moon", "-", "-"),
+        ("| fedsc+", "-", "90.00"),
+        (r"| fedsc+,averaged\_weight=0", "90.00", "-"),
+        (r"| fedsc+,averaged\_weight=2", "-", "-"),
+        ("| fedsc+,calibration=false", "-", "-"),
     ]
     assert "`calibrated`: after the last round by the linear discriminant" in text
     assert "calibrated" not in block("comparison", [str(tmp_path / name) for name in "bc"])

@@ -11,7 +11,7 @@ was measured on CIFAR-10. Four things are added, each of which can be switched o
                    otherwise RPCL drives features away from the classes that a client lacks.
     distillation   KL from the received model's view of the classes that a client lacks
                    (FedVLS, Guo et al. 2024).
-    calibration    the averaged classifier is used for training only. What is tested is the linear
+    calibration    clients train the averaged classifier. What is tested is its sum with the linear
                    discriminant of the global model's features, from class statistics that clients
                    send of the model they received (`calibration.py`).
 
@@ -71,8 +71,9 @@ class FedSCPlus(FedSC):
     distillation: float = option(
         0.0, "weight of the received model's view of the classes a client lacks", at_least=0
     )
-    calibration: bool = option(
-        True, "classify by class means and covariance of the features, not by the averaged weights"
+    calibration: bool = option(True, "classify by class means and covariance of the features, too")
+    averaged_weight: float = option(
+        1.0, "weight of the averaged classifier beside that of calibration", at_least=0
     )
 
     def conflict(self) -> str | None:
@@ -114,8 +115,11 @@ class FedSCPlus(FedSC):
         if not self.calibration or not bool(server["class_counts"].any()):
             yield server["model"]
             return
-        weight, bias = linear_discriminant(server)
-        yield {**server["model"], "classifier.weight": weight, "classifier.bias": bias}
+        model: State = server["model"]
+        names = "classifier.weight", "classifier.bias"
+        # Both are linear in the features, and so is their sum.
+        pairs = zip(names, linear_discriminant(server), strict=True)
+        yield {**model, **{n: found + self.averaged_weight * model[n] for n, found in pairs}}
 
     def update_pool(self, server: State, uploads: list[Upload]) -> State:
         pool = super().update_pool(server, uploads)

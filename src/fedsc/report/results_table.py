@@ -35,8 +35,8 @@ NOT_TOLD_APART_BY = {
 FORMATS = ".md, .tex, .csv"
 # What `--calibrated` measures besides, after the last round.
 CLASSIFIERS = {
-    "calibrated": "after the last round by the linear discriminant with which fedsc+ classifies",
-    "summed": "by the sum of that discriminant and the averaged classifier",
+    "calibrated": "after the last round by the linear discriminant of fedsc+",
+    "summed": "by the sum of that discriminant and the averaged classifier, as fedsc+ classifies",
     "averaged": "by the averaged classifier, where the method uses another",
 }
 DEFAULTS = {opt.name: opt.default for opt in options_of(RunSpec)}
@@ -133,8 +133,10 @@ def measured(runs: list[RunData], classifier: str) -> list[float]:
 def _measured(run: RunData, classifier: str) -> float | None:
     """As measured; what fedsc+ is tested with need not be measured besides."""
     last, method = run.records[-1], run.spec["method"]
-    if classifier == "calibrated" and method["name"] == "fedsc+" and method.get("calibration"):
-        return last.get(classifier, last["accuracy"])
+    if method["name"] == "fedsc+" and method.get("calibration"):
+        tested = {0.0: "calibrated", 1.0: "summed"}.get(method.get("averaged_weight", 0.0))
+        if classifier == tested:
+            return last.get(classifier, last["accuracy"])
     return last.get(classifier)
 
 
