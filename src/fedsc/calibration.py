@@ -1,4 +1,4 @@
-"""Calibration: a linear discriminant of class statistics in the place of the averaged classifier.
+"""Calibration: a linear discriminant of class statistics beside the averaged classifier.
 
     client:  of the features z of the model it received, in evaluation mode and unaugmented:
              the sum of z (C, d) and the number of images (C,) of each class, and the sum of z z^T
@@ -11,7 +11,8 @@ Fisher's discriminant: the best classifier of equally frequent Gaussian classes 
 CCVR (Luo et al. 2021, arXiv:2106.05001) trains a classifier on features drawn from such Gaussians,
 one covariance per class; here it is in closed form.
 
-`fedsc+` is tested with it. Of every method `--calibrated` measures what it would give.
+`fedsc+` is tested with its sum with the averaged classifier. Of every method `--calibrated`
+measures what both would give.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@
     per_class           the same for each class
     head, middle, tail  mean of per_class over thirds of the classes by training size (long tail)
     nearest_prototype   the class of the nearest prototype by cosine, instead of the classifier
-    calibrated          a linear discriminant of class statistics instead of the classifier, as
-                        fedsc+ has it (`calibration.py`)
-    summed              the sum of that discriminant and the averaged classifier
+    calibrated          a linear discriminant of class statistics instead of the classifier
+                        (`calibration.py`)
+    summed              the sum of that discriminant and the averaged classifier, as in fedsc+
     averaged            the averaged classifier, where another is tested, as in fedsc+
                         (these three with the option `calibrated` only)
     client_mean, _worst per_class weighted by each client's class shares: mean and worst client

@@ -110,7 +110,7 @@ def test_none_or_one_absent_class_leaves_nothing_to_distil(absent: list[bool]) -
 
 def test_without_its_additions_it_is_fedsc() -> None:
     bare = (
-        "fedsc+,smoothing=0,rpcl_prior=0,logit_adjustment=0,rpcl_weight=1,cpdr_weight=1,"
+        "fedsc+,smoothing=0,rpcl_prior=0,logit_adjustment=0,rpcl_weight=1,schedule=constant,"
         "calibration=false"
     )
     ours, theirs = (fedsc.run("digits", text, **QUICK) for text in (bare, "fedsc"))
@@ -127,6 +127,8 @@ def test_without_its_additions_it_is_fedsc() -> None:
         {"distillation": 1.0},
         {"logit_adjustment": 0.0},
         {"calibration": False},
+        {"averaged_weight": 0.0},
+        {"schedule": "constant"},
     ],
 )
 def test_each_option_matters(change: dict[str, Any]) -> None:

@@ -1,7 +1,8 @@
 """FedSC+: FedSC and what measuring it asked for. Not in the paper; see `docs/results.md`.
 
-CE is logit-adjusted, CPDR has a lower weight, and RPCL is off, since it cost accuracy wherever it
-was measured on CIFAR-10. Four things are added, each of which can be switched off:
+CE is logit-adjusted, the weight of CPDR falls to 0 over the rounds (it helps early and costs late),
+and RPCL is off, since it cost accuracy wherever it was measured on CIFAR-10. Four things are added,
+each of which can be switched off:
 
     smoothing      c_k^j <- s c_k^j(before) + (1 - s) c_k^j. FedSC pulls features to where the last
                    round's features were; unsmoothed, its accuracy swings from round to round. The
@@ -24,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -53,7 +54,10 @@ class FedSCPlus(FedSC):
     private_units: ClassVar = ()  # shares of classes and smoothed prototypes are not accounted for
 
     rpcl_weight: float = option(0.0, "weight of RPCL in the loss", at_least=0)
-    cpdr_weight: float = option(0.3, "weight of CPDR in the loss", at_least=0)
+    cpdr_weight: float = option(1.0, "weight of CPDR in the loss", at_least=0)
+    schedule: Literal["constant", "rising", "falling"] = option(
+        "falling", "both weights over the rounds: as they are, up from 0 or down to 0"
+    )
     logit_adjustment: float = option(
         1.0, "adds this times log(share of the class at the client) to the logits of CE", at_least=0
     )
