@@ -93,7 +93,8 @@ class RunSpec:
 
     calibrated: bool = option(
         False,
-        "measure besides what calibration, as in fedsc+, would give: `calibrated` in the records",
+        "measure besides by the discriminant of fedsc+ (`calibrated` in the records) and by its sum "
+        "with the classifier (`summed`)",
     )
 
     attack: Literal["label-flip", "sign-flip", "scaled-update", "poisoned-prototypes"] | None = (
