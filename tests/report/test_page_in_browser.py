@@ -94,6 +94,16 @@ def test_what_is_on_the_page(page: Page, report: str) -> None:
     assert drawn == [10, 30, None, None, 20, 40]  # gaps, not zeros
 
 
+@pytest.mark.parametrize("number", [2, 3, 5])
+def test_few_rounds_have_a_tick_each(page: Page, tmp_path: Path, number: int) -> None:
+    write_run(tmp_path / "run", "fedsc", 0, rising(0.9, number), drift=True)
+    open_page(page, report_of(tmp_path / "run", tmp_path))
+    for panel in ("curves", "drift"):
+        ticks = page.locator(f"#{panel} .xtick").all_text_contents()
+        assert ticks == sorted(set(ticks))
+        assert {str(round) for round in range(1 + (panel == "drift"), number + 1)} <= {*ticks}
+
+
 def test_filters_change_the_table_and_the_plots(page: Page, report: str) -> None:
     open_page(page, report)
     page.get_by_label("Setting").select_option(label="iid, 4 clients, 2 epochs, mlp")

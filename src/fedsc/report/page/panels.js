@@ -88,7 +88,11 @@ function metricTraces(metric, eachSeed) {
   return [...bands, ...lines];
 }
 
-const rounds = () => axis("communication round", { tickformat: "d" });
+const lastRound = (traces) => Math.max(...traces.flatMap(({ x }) => x.filter((value) => value !== null)));
+
+// Of few rounds every one has its tick: Plotly would put some between them, and round their labels.
+const rounds = (traces) =>
+  axis("communication round", { tickformat: "d", ...(lastRound(traces) <= 8 ? { dtick: 1 } : {}) });
 
 function drawCurves() {
   const { title, unit, what } = metricInfo();
@@ -101,10 +105,10 @@ function drawCurves() {
   if (!traces.length) return drawNothing("curves", `None of these methods records this: ${title}.`);
   const labels = endLabels(traces.filter((trace) => trace.showlegend !== false));
   const longest = Math.max(0, ...labels.map((label) => label.length));
-  const last = Math.max(...traces.flatMap(({ x }) => x.filter((value) => value !== null)));
+  const last = lastRound(traces);
   const first = 1 - 0.02 * last; // no round 0 on the axis, but room for the first marker
   const layout = {
-    xaxis: { ...rounds(), autorangeoptions: { clipmin: first, ...(labels.length ? { clipmax: last } : {}) } },
+    xaxis: { ...rounds(traces), autorangeoptions: { clipmin: first, ...(labels.length ? { clipmax: last } : {}) } },
     yaxis: axis(withUnit(title, unit), unit === "%" ? { autorangeoptions: { clipmin: 0, clipmax: 101 } } : {}),
     hovermode: "x unified",
     annotations: labels.map(({ annotation }) => annotation),
@@ -163,7 +167,7 @@ function drawDrift() {
   const traces = metricTraces(name, false);
   if (!traces.length) return void (byId("drift").hidden = true);
   note("drift", metricInfo(name).what);
-  const layout = { xaxis: rounds(), yaxis: axis("relative change"), hovermode: "x unified" };
+  const layout = { xaxis: rounds(traces), yaxis: axis("relative change"), hovermode: "x unified" };
   return draw("drift", traces, layout);
 }
 
@@ -465,7 +469,7 @@ function drawTheory() {
   const lines = figures.length ? [`Estimated: ${figures.join(", ")}.`, ...notes] : notes;
   byId("theory-notes").replaceChildren(...lines.map((text) => element("li", { text })));
   const layout = {
-    xaxis: rounds(),
+    xaxis: rounds(traces),
     yaxis: axis("loss", logarithmic ? { type: "log", dtick: 1, exponentformat: "power" } : {}),
     showlegend: true,
     legend: { orientation: "h", y: 1.12 },
