@@ -93,8 +93,8 @@ class RunSpec:
 
     calibrated: bool = option(
         False,
-        "measure besides by the discriminant of fedsc+ (`calibrated` in the records) and by its sum "
-        "with the classifier (`summed`)",
+        "measure besides by the discriminant of fedsc+ (`calibrated` in the records) and by its "
+        "sum with the classifier (`summed`)",
     )
 
     attack: Literal["label-flip", "sign-flip", "scaled-update", "poisoned-prototypes"] | None = (
