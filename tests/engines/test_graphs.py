@@ -22,11 +22,12 @@ import fedsc
 from fedsc import METHODS, Outputs, Run
 from fedsc.engines import graphs
 from fedsc.engines.graphs import (
+    AtOnce,
     GraphEngine,
     Place,
     Slot,
-    convolutions_for,
     default_slots,
+    kernels_for,
     share_out,
 )
 from fedsc.engines.local import ClientData, Training
@@ -287,6 +288,9 @@ def as_it_is(conv: nn.Conv2d, norm: nn.Module, x: Tensor) -> Tensor:
     return norm(conv(x))
 
 
+AS_IT_IS = AtOnce(as_it_is, lambda network, images: None)
+
+
 def from_module(name: str) -> Exception:
     """An error as the code of such a module raises it."""
     return type("CompileError", (Exception,), {"__module__": name})("no ptxas")
@@ -301,7 +305,7 @@ def test_a_step_that_triton_cannot_compile_goes_on_with_cudnn(
 
     def with_kernels(engine: GraphEngine, *arguments: Any) -> None:
         init(engine, *arguments)
-        engine.at_once = as_it_is
+        engine.at_once = AS_IT_IS
         engines.append(engine)
 
     def prepare_without_kernels(slot: Slot, *arguments: Any) -> None:
@@ -328,7 +332,7 @@ def test_only_captured_slots_have_convolutions_of_our_own(monkeypatch: pytest.Mo
     monkeypatch.setattr(GraphEngine, "fit", remember)
     run("fedavg", engine="graphs", model="cnn", rounds=1, epochs=1)
     engine = engines[0]
-    engine.at_once = as_it_is
+    engine.at_once = AS_IT_IS
     for captures, expected in ((True, as_it_is), (False, None)):
         layers = Slot(engine, engine.home, captures).model.modules()
         found = [layer.at_once for layer in layers if isinstance(layer, ConvNorm)]
@@ -409,11 +413,12 @@ def test_a_run_that_meets_out_of_memory_goes_on_with_fewer_slots(
 @gpu
 @needs_cuda
 @pytest.mark.usefixtures("exact_convolutions")
-def test_a_run_with_our_convolutions_is_as_close_to_float32_as_one_with_cudnn(
+def test_a_run_with_our_kernels_is_as_close_to_float32_as_one_with_cudnn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two whole rounds of compiled, captured steps in bf16."""
-    if convolutions_for([torch.device("cuda")]) is None:
+    own = kernels_for([torch.device("cuda")])
+    if own is None:
         pytest.skip("needs a Hopper GPU and Triton")
     draw = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (640, 3, 32, 32), dtype=torch.uint8, generator=draw)
@@ -423,10 +428,15 @@ def test_a_run_with_our_convolutions_is_as_close_to_float32_as_one_with_cudnn(
     options: dict[str, Any] = {"rounds": 2, "epochs": 2, "clients": 4, "partition": "iid"}
     options |= {"device": "cuda", "engine": "graphs", "slots": 3}
     exact = fedsc.run(data, "fedavg", "resnet10", compile=False, precision="fp32", **options)
-    ours = fedsc.run(data, "fedavg", "resnet10", precision="bf16", **options)
-    monkeypatch.setattr(graphs, "convolutions_for", lambda devices: None)
-    cudnn = fedsc.run(data, "fedavg", "resnet10", precision="bf16", **options)
-    assert 0 < largest_difference(ours, exact) < 1.2 * largest_difference(cudnn, exact)
+    by_layers = own._replace(resnet=lambda network, images: None)
+    far: list[float] = []
+    for kernels in (None, own, by_layers):
+        monkeypatch.setattr(graphs, "kernels_for", lambda devices, found=kernels: found)
+        run_in_bf16 = fedsc.run(data, "fedavg", "resnet10", precision="bf16", **options)
+        far.append(largest_difference(run_in_bf16, exact))
+    cudnn, *ours = far
+    assert min(ours) > 0
+    assert max(ours) < 1.2 * cudnn
 
 
 @gpu

@@ -1,8 +1,4 @@
-"""The kernels for Hopper GPUs against PyTorch's own convolutions.
-
-Without a GPU they run in Triton's interpreter (`conftest.py`), in float16, since it has no products
-of bfloat16.
-"""
+"""The kernels for Hopper GPUs against PyTorch's own convolutions."""
 
 from __future__ import annotations
 
@@ -21,9 +17,8 @@ from fedsc.models.norm import ConvNorm, FixedBatchNorm
 pytest.importorskip("triton.tools.tensor_descriptor", reason="needs Triton 3.4")
 from fedsc.engines import hopper
 
-ON_GPU = torch.cuda.is_available()
-DEVICE, PRECISION = ("cuda", torch.bfloat16) if ON_GPU else ("cpu", torch.float16)
-ROUNDING = torch.finfo(PRECISION).eps
+from .low_precision import DEVICE, ON_GPU, PRECISION, ROUNDING, distance, values, wild
+
 pytestmark = pytest.mark.skipif(
     ON_GPU and torch.cuda.get_device_capability() < (9, 0), reason="needs a Hopper GPU"
 )
@@ -40,20 +35,6 @@ class Doubled(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         return 2 * super().forward(x)
-
-
-def values(*shape: int, seed: int) -> Tensor:
-    """Random and exactly representable, `channels_last`."""
-    drawn = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(PRECISION)
-    return drawn.to(DEVICE, memory_format=torch.channels_last)
-
-
-def distance(ours: Tensor | None, theirs: Tensor | None) -> float:
-    """Relative; of gradients, which may not be there."""
-    assert ours is not None
-    assert theirs is not None
-    difference = ours.detach().double() - theirs.detach().double()
-    return float(difference.norm() / theirs.detach().double().norm().clamp_min(1e-9))
 
 
 @pytest.mark.parametrize(
@@ -118,20 +99,6 @@ def test_what_pytorch_is_told_of_an_operator_is_true(operator: str) -> None:
         "statistics": (sums, *memory, batches, 48, 0.1, 0.1),
     }
     torch.library.opcheck(getattr(hopper, operator), arguments[operator])
-
-
-def wild(norm: nn.Module) -> nn.Module:
-    """The norm with weights and memory that are not those of a fresh one."""
-    rng = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for name, tensor in norm.state_dict().items():
-            if tensor.is_floating_point():
-                positive = name.endswith("var")
-                drawn = torch.rand(tensor.shape, generator=rng) if positive else None
-                tensor.copy_(
-                    drawn + 0.5 if drawn is not None else torch.randn(tensor.shape, generator=rng)
-                )
-    return norm
 
 
 NORMS: dict[str, Callable[[], nn.Module]] = {

@@ -30,6 +30,7 @@ from ..errors import FedscError, in_words
 from ..method import Batch, Client, LocalResult, Method, Moment, Task, Upload
 from ..models.norm import ConvNorm, ConvNormAtOnce, fix_norms
 from ..models.outputs import Outputs
+from ..models.resnet import ResNet10, ResNetAtOnce
 from ..state import State, to_device
 from .local import (
     ClientData,
@@ -61,6 +62,13 @@ class Kernels(NamedTuple):
     forward: Callable[[nn.Module, Tensor], Outputs]
     loss: Callable[[Batch], dict[str, Tensor]]
     observe: Callable[[Moment, Batch, State], State]
+
+
+class AtOnce(NamedTuple):
+    """Parts of a network for which there are kernels of our own."""
+
+    conv_norm: ConvNormAtOnce
+    resnet: ResNetAtOnce
 
 
 class Place:
@@ -115,12 +123,12 @@ class GraphEngine:
         self.smallest_client, self.largest_client = min(client_sizes), max(client_sizes)
         self.slots: list[Slot] = []
         self.loose_slot: Slot | None = None
-        self.at_once: ConvNormAtOnce | None = None
+        self.at_once: AtOnce | None = None
         if compile and self.home.device.type == "cuda":
             for place in self.places:
                 place.compile()
             if training.precision == "bf16":
-                self.at_once = convolutions_for(devices)
+                self.at_once = kernels_for(devices)
         default = default_slots(task.cohort_size, len(devices), self.at_once is not None)
         self.num_slots = num_slots or default
 
@@ -232,15 +240,15 @@ def default_slots(cohort_size: int, num_devices: int = 1, at_once: bool = False)
     return min(cohort_size, most * num_devices)
 
 
-def convolutions_for(devices: list[torch.device]) -> ConvNormAtOnce | None:
+def kernels_for(devices: list[torch.device]) -> AtOnce | None:
     """Kernels of our own, where the GPUs and Triton have what they need."""
     if any(torch.cuda.get_device_capability(device) < (9, 0) for device in devices):
         return None
     try:
-        from . import hopper
+        from . import hopper, hopper_resnet
     except ImportError:  # no Triton, or one older than 3.4
         return None
-    return hopper.conv_norm_at_once
+    return AtOnce(hopper.conv_norm_at_once, hopper_resnet.resnet_at_once)
 
 
 def share_out(clients: list[ClientData], number: int, training: Training) -> list[list[ClientData]]:
@@ -265,10 +273,12 @@ class Slot:
         on_gpu = self.device.type == "cuda"
         self.stream = torch.cuda.Stream(self.device) if on_gpu else None
         self.model = channels_last(copy.deepcopy(engine.model).to(self.device))
-        if captures:
+        if captures and engine.at_once is not None:
             for layer in self.model.modules():
                 if isinstance(layer, ConvNorm):
-                    layer.at_once = engine.at_once
+                    layer.at_once = engine.at_once.conv_norm
+                elif isinstance(layer, ResNet10) and not self.method.uses_stages:
+                    layer.at_once = engine.at_once.resnet
         self.params = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         self.global_params = {name: p.detach().clone() for name, p in self.params.items()}
         self.teachers: dict[str, nn.Module] = {}

@@ -62,9 +62,12 @@ def tiling(n: int, h: int, w: int, pixels: int = ROWS) -> tuple[int, int, int]:
     return images, rows, triton.cdiv(n, images) * (h // rows)
 
 
-def launch_options(channels: int) -> dict[str, int]:
-    """Of the kernels whose tiles have so many columns, or 128 of them."""
-    return {"num_warps": 4, "num_stages": 4 if channels % 128 == 0 else 3}
+def launch_options(channels: int, fused: bool = False) -> dict[str, int]:
+    """Of the kernels whose tiles have so many columns, or 128 of them.
+
+    Where much follows the products, two programs on a multiprocessor do better than longer pipes.
+    """
+    return {"num_warps": 4, "num_stages": 4 if channels % 128 == 0 and not fused else 3}
 
 
 @torch.library.custom_op("fedsc::convolve", mutates_args=())
@@ -107,20 +110,7 @@ def _(
 @torch.library.custom_op("fedsc::convolve_input_grad", mutates_args=())
 def convolve_input_grad(grad: Tensor, rounded: Tensor, stride: int) -> Tensor:
     """The gradient of x, (N, C, H, W)."""
-    dy, taps = nhwc(grad), nhwc(rounded)
-    n, h, w, o = dy.shape
-    size, c = taps.shape[1], taps.shape[3]
-    images, rows, tiles = tiling(n, h, w)
-    dx = dy.new_empty(n, h * stride, w * stride, c)
-    block_c = 128 if c % 128 == 0 else 64
-    input_grad_kernel[c // block_c, tiles, stride**2](
-        described(dy, images, rows, w, 64),
-        described(taps.view(o, -1), 64, block_c),
-        described(by_parity(dx, stride), images, rows, 1, w, block_c),
-        *(c, o, size, stride, h, w, images, rows, block_c, 64),
-        **launch_options(c),
-    )
-    return dx.permute(0, 3, 1, 2)
+    return input_grad(grad, rounded, stride)[0]
 
 
 @convolve_input_grad.register_fake
@@ -129,17 +119,87 @@ def _(grad: Tensor, rounded: Tensor, stride: int) -> Tensor:
     return grad.new_empty(n, h * stride, w * stride, rounded.shape[1]).permute(0, 3, 1, 2)
 
 
+@torch.library.custom_op("fedsc::grad_before_relu", mutates_args=())
+def grad_before_relu(
+    grad: Tensor,
+    rounded: Tensor,
+    stride: int,
+    grad_1x1: Tensor | None,
+    rounded_1x1: Tensor | None,
+    added: Tensor | None,
+    x: Tensor,
+    a: Tensor,
+    b: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """The gradient of what went into the ReLU that gave x, (N, C, H, W), and sums for BatchNorm.
+
+    x is seen by a convolution and, where there is a `grad_1x1`, by a 1x1 convolution too; `added`
+    is what x gets from elsewhere. The sums (tiles, 2 or 3, C) are of the gradient and of its
+    products with a and b, for each tile of pixels.
+    """
+    return input_grad(grad, rounded, stride, grad_1x1, rounded_1x1, added, x, a, b)
+
+
+@grad_before_relu.register_fake
+def _(grad: Tensor, rounded: Tensor, stride: int, *others: Any) -> tuple[Tensor, Tensor]:
+    n, _, h, w = grad.shape
+    c, b = rounded.shape[1], others[-1]
+    dx = grad.new_empty(n, h * stride, w * stride, c).permute(0, 3, 1, 2)
+    tiles = tiling(n, h, w)[2] * stride**2
+    return dx, grad.new_empty(tiles, 2 if b is None else 3, c, dtype=torch.float32)
+
+
+def input_grad(
+    grad: Tensor,
+    rounded: Tensor,
+    stride: int,
+    grad_1x1: Tensor | None = None,
+    rounded_1x1: Tensor | None = None,
+    added: Tensor | None = None,
+    x: Tensor | None = None,
+    a: Tensor | None = None,
+    b: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """What the two operators above share: the kernel leaves out what is None."""
+    dy, taps = nhwc(grad), nhwc(rounded)
+    n, h, w, o = dy.shape
+    size, c = taps.shape[1], taps.shape[3]
+    images, rows, tiles = tiling(n, h, w)
+    dx = dy.new_empty(n, h * stride, w * stride, c)
+    summed = 0 if a is None else tiles * stride**2
+    sums = dy.new_empty(summed, 2 if b is None else 3, c, dtype=torch.float32)
+    block_c = 128 if c % 128 == 0 else 64
+
+    def by_tiles(map: Tensor) -> Any:
+        return described(by_parity(map, stride), images, rows, 1, w, block_c)
+
+    more = (None if map is None else by_tiles(nhwc(map)) for map in (added, x, a, b))
+    beside: Any = (None, None)
+    if grad_1x1 is not None and rounded_1x1 is not None:
+        beside = (
+            described(nhwc(grad_1x1), images, rows, w, 64),
+            described(nhwc(rounded_1x1).view(o, c), 64, block_c),
+        )
+    input_grad_kernel[c // block_c, tiles, stride**2](
+        described(dy, images, rows, w, 64),
+        described(taps.view(o, -1), 64, block_c),
+        by_tiles(dx),
+        *(*beside, *more, sums),
+        *(c, o, size, stride, h, w, images, rows, block_c, 64),
+        **launch_options(c, fused=a is not None),
+    )
+    return dx.permute(0, 3, 1, 2), sums
+
+
 @torch.library.custom_op("fedsc::convolve_weight_grad", mutates_args=())
 def convolve_weight_grad(grad: Tensor, x: Tensor, size: int, stride: int) -> Tensor:
-    """The gradient of the weight, (O, C, k, k), float32."""
+    """The gradient of the weight in parts, (parts, O, C, k, k), float32; it is their sum."""
     dy, pixels = nhwc(grad), nhwc(x)
     n, h, w, o = dy.shape
     c = pixels.shape[3]
-    block_o, block_c = min(o & -o, 128), min(c & -c, 128)  # x & -x: the power of two in x
     images, rows, _ = tiling(n, h, w, pixels=64)
+    block_o, block_c, parts = sharing(n * h * w, o, c, size)
     programs = size * size * c // block_c, o // block_o
-    # Few weights are few tiles: then the pixels are shared out, too.
-    parts = max(1, min(n * h * w // 256, PROGRAMS // (programs[0] * programs[1])))
     dw = dy.new_empty(parts, o, size * size * c, dtype=torch.float32)
     weight_grad_kernel[*programs, parts](
         described(dy, images, rows, w, block_o),
@@ -149,14 +209,24 @@ def convolve_weight_grad(grad: Tensor, x: Tensor, size: int, stride: int) -> Ten
         num_warps=8 if block_o == block_c == 128 else 4,
         num_stages=4,
     )
-    total = dw.sum(0) if parts > 1 else dw[0]
-    return total.view(o, size, size, c).permute(0, 3, 1, 2)
+    return dw.view(parts, o, size, size, c).permute(0, 1, 4, 2, 3)
 
 
 @convolve_weight_grad.register_fake
 def _(grad: Tensor, x: Tensor, size: int, stride: int) -> Tensor:
-    shape = grad.shape[1], size, size, x.shape[1]
-    return grad.new_empty(shape, dtype=torch.float32).permute(0, 3, 1, 2)
+    n, o, h, w = grad.shape
+    c = x.shape[1]
+    parts = sharing(n * h * w, o, c, size)[2]
+    dw = grad.new_empty(parts, o, size, size, c, dtype=torch.float32)
+    return dw.permute(0, 1, 4, 2, 3)
+
+
+def sharing(pixels: int, o: int, c: int, size: int) -> tuple[int, int, int]:
+    """The blocks of a gradient of weights, and in how many parts the pixels are shared out: few
+    weights are few tiles."""
+    block_o, block_c = min(o & -o, 128), min(c & -c, 128)  # x & -x: the power of two in x
+    programs = (size * size * c // block_c) * (o // block_o)
+    return block_o, block_c, max(1, min(pixels // 256, PROGRAMS // programs))
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -171,7 +241,7 @@ def _grads(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     if ctx.needs_input_grad[0]:
         dx = convolve_input_grad(grad, rounded, ctx.stride)
     if ctx.needs_input_grad[1]:
-        dw = convolve_weight_grad(grad, x, rounded.shape[2], ctx.stride)
+        dw = convolve_weight_grad(grad, x, rounded.shape[2], ctx.stride).sum(0)
     return dx, dw, None, None, None
 
 
@@ -244,9 +314,9 @@ def takes_sums(conv: nn.Conv2d, norm: nn.Module, pixels: int) -> bool:
     )
 
 
-def batch_norm(norm: Any, y: Tensor, sums: Tensor) -> Tensor:
-    """What `norm(y)` does in training, from the sums over y's pixels."""
-    mean, scale = statistics(
+def statistics_of(norm: Any, y: Tensor, sums: Tensor) -> Tensor:
+    """The mean and 1 / standard deviation (2, O) of y, which `norm` takes note of."""
+    return statistics(
         sums.detach(),
         norm.running_mean,
         norm.running_var,
@@ -255,6 +325,11 @@ def batch_norm(norm: Any, y: Tensor, sums: Tensor) -> Tensor:
         norm.eps,
         norm.momentum,
     )
+
+
+def batch_norm(norm: Any, y: Tensor, sums: Tensor) -> Tensor:
+    """What `norm(y)` does in training, from the sums over y's pixels."""
+    mean, scale = statistics_of(norm, y, sums)
     return Normalise.apply(y, mean, scale, norm.weight, norm.bias)  # type: ignore[no-untyped-call]
 
 
@@ -263,10 +338,12 @@ def patches(images: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     out, with PATCH channels, is their 3x3 convolution: three channels are too few for a tile."""
     h, w = images.shape[2:]
     wide = F.pad(images, (1, 1, 1, 1))
-    around = [wide[:, :, i : i + h, j : j + w] for i in range(3) for j in range(3)]
+    # Nine at once would be nine kernels, three and three are one.
+    across = torch.cat([wide[..., j : j + w] for j in range(3)], 1)
+    around = torch.cat([across[:, :, i : i + h] for i in range(3)], 1)
     missing = PATCH - 9 * images.shape[1]
     flat = F.pad(weight.permute(0, 2, 3, 1).flatten(1), (0, missing))
-    stacked = F.pad(torch.cat(around, 1), (0, 0, 0, 0, 0, missing))
+    stacked = F.pad(around, (0, 0, 0, 0, 0, missing))
     return stacked.contiguous(memory_format=torch.channels_last), flat[:, :, None, None]
 
 

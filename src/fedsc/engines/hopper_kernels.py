@@ -67,6 +67,14 @@ def input_grad_kernel(
     dy,  # (N, H, W, O)
     w,  # (O, SIZE * SIZE * C)
     dx,  # (N, H, STRIDE, W, STRIDE * C)
+    # What follows may be None. `added`, `x`, `a` and `b` are like dx.
+    dy_1x1,  # like dy, of a 1x1 convolution that sees the same x
+    w_1x1,  # (O, C)
+    added,  # a gradient of x from elsewhere
+    x,  # the output of a ReLU, for the gradient of what went into it
+    a,  # maps that were normalised and went into the ReLU
+    b,
+    sums,  # (STRIDE^2 * tiles, 2 or 3, C): of dx, dx * a and dx * b over the rows of a tile
     C: tl.constexpr,
     O: tl.constexpr,
     SIZE: tl.constexpr,
@@ -103,8 +111,28 @@ def input_grad_kernel(
             row, column = h + down * (1 - i_down), right * (1 - i_right)
         pixels = dy.load([n, row, column, o]).reshape(NB * HB * W, BLOCK_O)
         total = tl.dot(pixels, w.load([o, tap * C + c]), total)
-    result = total.to(dx.dtype).reshape(NB, HB, 1, W, BLOCK_C)
-    dx.store([n, h, down, 0, right * C + c], result)
+    if dy_1x1 is not None:  # with a stride of 2 it sees even rows and columns only
+        for k in tl.range((1 - down) * (1 - right) * (O // BLOCK_O)):
+            pixels = dy_1x1.load([n, h, 0, k * BLOCK_O]).reshape(NB * HB * W, BLOCK_O)
+            total = tl.dot(pixels, w_1x1.load([k * BLOCK_O, c]), total)
+    column = right * C + c
+    if added is not None:
+        total += added.load([n, h, down, 0, column]).reshape(NB * HB * W, BLOCK_C).to(tl.float32)
+    if x is not None:
+        seen = x.load([n, h, down, 0, column]).reshape(NB * HB * W, BLOCK_C)
+        total = tl.where(seen > 0, total, 0.0)
+    rounded = total.to(dx.dtype)
+    dx.store([n, h, down, 0, column], rounded.reshape(NB, HB, 1, W, BLOCK_C))
+    if a is not None:
+        total = rounded.to(tl.float32)
+        place = tl.program_id(2) * tl.num_programs(1) + tile
+        here = sums + place * (2 if b is None else 3) * C + c + tl.arange(0, BLOCK_C)
+        tl.store(here, tl.sum(total, 0))
+        other = a.load([n, h, down, 0, column]).reshape(NB * HB * W, BLOCK_C).to(tl.float32)
+        tl.store(here + C, tl.sum(total * other, 0))
+        if b is not None:
+            other = b.load([n, h, down, 0, column]).reshape(NB * HB * W, BLOCK_C).to(tl.float32)
+            tl.store(here + 2 * C, tl.sum(total * other, 0))
 
 
 @triton.jit
