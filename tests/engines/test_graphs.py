@@ -32,8 +32,10 @@ from fedsc.engines.graphs import (
 )
 from fedsc.engines.local import ClientData, Training
 from fedsc.method import Batch, LocalResult, Moment, Task, Upload
-from fedsc.models import MLP
+from fedsc.methods import method_from_text
+from fedsc.models import MLP, build_model
 from fedsc.models.norm import ConvNorm
+from fedsc.models.resnet import ResNet10
 from fedsc.state import State
 
 TEXTS = [
@@ -318,25 +320,40 @@ def test_a_step_that_triton_cannot_compile_goes_on_with_cudnn(
     changes: dict[str, Any] = {"model": "cnn", "rounds": 1, "epochs": 1, "partition": "iid"}
     done = run("fedavg", engine="graphs", slots=2, **changes)
     assert len(done.records) == 1
-    assert "cannot use convolutions of our own" in capsys.readouterr().err
+    assert "cannot use kernels of our own" in capsys.readouterr().err
 
 
-def test_only_captured_slots_have_convolutions_of_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    engines: list[GraphEngine] = []
-    fit = GraphEngine.fit
-
-    def remember(engine: GraphEngine, *arguments: Any) -> Any:
-        engines.append(engine)
-        return fit(engine, *arguments)
-
-    monkeypatch.setattr(GraphEngine, "fit", remember)
-    run("fedavg", engine="graphs", model="cnn", rounds=1, epochs=1)
-    engine = engines[0]
+@pytest.mark.parametrize(
+    ("method", "model", "convolutions", "resnet"),
+    [
+        ("fedavg", "cnn", 2, False),
+        ("fedavg", "resnet10", 12, True),
+        ("fedrcl", "resnet10", 12, False),  # reads what lies between the blocks
+        ("moon,head=true", "resnet10", 12, False),  # another model around it, which might
+    ],
+)
+def test_only_captured_slots_have_kernels_of_our_own(
+    method: str, model: str, convolutions: int, resnet: bool
+) -> None:
+    spec = fedsc.RunSpec(method=method, engine="graphs", device="cpu", rounds=1)
+    data = small_colour_images() if model == "resnet10" else fedsc.load_dataset("digits")
+    network = build_model(model, data.image_shape, data.num_classes)
+    engine = fedsc.Federation(spec, data, method_from_text(method), network).engine
+    assert isinstance(engine, GraphEngine)
     engine.at_once = AS_IT_IS
-    for captures, expected in ((True, as_it_is), (False, None)):
-        layers = Slot(engine, engine.home, captures).model.modules()
-        found = [layer.at_once for layer in layers if isinstance(layer, ConvNorm)]
-        assert found == [expected] * 2
+    for captures in (True, False):
+        slot = Slot(engine, engine.home, captures)
+        layers = [layer for layer in slot.model.modules() if isinstance(layer, ConvNorm)]
+        expected = as_it_is if captures else None
+        assert [layer.at_once for layer in layers] == [expected] * convolutions
+        networks = [layer for layer in slot.model.modules() if isinstance(layer, ResNet10)]
+        expected_network = AS_IT_IS.resnet if captures and resnet else None
+        assert all(network.at_once is expected_network for network in networks)
+
+
+def small_colour_images() -> fedsc.Dataset:
+    images, labels = torch.zeros(40, 3, 8, 8, dtype=torch.uint8), torch.arange(40) % 10
+    return fedsc.Dataset("colours", images, labels, images, labels, tuple("0123456789"))
 
 
 @pytest.mark.parametrize("module", ["triton.compiler.errors", "torch._inductor.exc", "mine"])

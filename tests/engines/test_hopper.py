@@ -183,22 +183,22 @@ def test_frozen_weights_cost_no_gradient() -> None:
 def test_what_the_kernels_cannot_do_is_left_to_pytorch(conv: nn.Conv2d, pixels: int) -> None:
     x = values(2, conv.in_channels, pixels, pixels, seed=0).float()
     conv.to(DEVICE)
-    assert not hopper.fits(conv, x)
+    assert not hopper.fits(conv, x.shape, needs_grad=False)
     torch.testing.assert_close(hopper.conv_norm_at_once(conv, nn.Identity(), x), conv(x))
 
 
 def test_images_that_need_a_gradient_are_left_to_pytorch() -> None:
     conv = nn.Conv2d(3, 64, 3, padding=1)
-    images = torch.zeros(2, 3, 8, 8)
-    assert hopper.fits(conv, images)
-    assert not hopper.fits(conv, images.requires_grad_())
+    shape = 2, 3, 8, 8
+    assert hopper.fits(conv, shape, needs_grad=False)
+    assert not hopper.fits(conv, shape, needs_grad=True)
 
 
 def test_every_convolution_of_resnet10_fits() -> None:
     seen: list[bool] = []
 
     def look(conv: nn.Conv2d, norm: nn.Module, x: Tensor) -> Tensor:
-        seen.append(hopper.fits(conv, x))
+        seen.append(hopper.fits(conv, x.shape, x.requires_grad))
         return norm(conv(x))
 
     network = build_model("resnet10", (3, 32, 32), 10)

@@ -192,7 +192,7 @@ class GraphEngine:
         module = type(error).__module__  # importing the compilers' exceptions takes a second
         compiles = self.home.compiled is not self.home.plain
         if module.startswith("triton") and self.at_once is not None:
-            part = "use convolutions of our own"
+            part = "use kernels of our own"
         elif module.startswith(("torch._dynamo", "torch._inductor")) and compiles:
             part = "compile this step"
             for place in self.places:
@@ -277,8 +277,9 @@ class Slot:
             for layer in self.model.modules():
                 if isinstance(layer, ConvNorm):
                     layer.at_once = engine.at_once.conv_norm
-                elif isinstance(layer, ResNet10) and not self.method.uses_stages:
-                    layer.at_once = engine.at_once.resnet
+            # Inside of another model, that could read its stages.
+            if isinstance(self.model, ResNet10) and not self.method.uses_stages:
+                self.model.at_once = engine.at_once.resnet
         self.params = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         self.global_params = {name: p.detach().clone() for name, p in self.params.items()}
         self.teachers: dict[str, nn.Module] = {}

@@ -3,12 +3,13 @@
 With several clients at once, in batches of 64, cuDNN does the convolutions of ResNet-10 at 36% of
 what the tensor cores can, these at 56% (docs/performance.md). In training the sums of y and y^2
 that BatchNorm wants are taken while y is still on the chip. What surrounds them, ReLU and
-additions, is left to PyTorch's compiler.
+additions, is left to PyTorch's compiler; for a whole ResNet-10, `hopper_resnet.py` goes further.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -134,8 +135,8 @@ def grad_before_relu(
     """The gradient of what went into the ReLU that gave x, (N, C, H, W), and sums for BatchNorm.
 
     x is seen by a convolution and, where there is a `grad_1x1`, by a 1x1 convolution too; `added`
-    is what x gets from elsewhere. The sums (tiles, 2 or 3, C) are of the gradient and of its
-    products with a and b, for each tile of pixels.
+    is what x gets from elsewhere. The sums (stride^2 tiles, 2 or 3, C) are of the gradient and of
+    its products with a and b, for each tile of pixels.
     """
     return input_grad(grad, rounded, stride, grad_1x1, rounded_1x1, added, x, a, b)
 
@@ -170,10 +171,10 @@ def input_grad(
     sums = dy.new_empty(summed, 2 if b is None else 3, c, dtype=torch.float32)
     block_c = 128 if c % 128 == 0 else 64
 
-    def by_tiles(map: Tensor) -> Any:
-        return described(by_parity(map, stride), images, rows, 1, w, block_c)
+    def by_tiles(like_dx: Tensor) -> Any:
+        return described(by_parity(like_dx, stride), images, rows, 1, w, block_c)
 
-    more = (None if map is None else by_tiles(nhwc(map)) for map in (added, x, a, b))
+    more = (None if each is None else by_tiles(nhwc(each)) for each in (added, x, a, b))
     beside: Any = (None, None)
     if grad_1x1 is not None and rounded_1x1 is not None:
         beside = (
@@ -251,16 +252,21 @@ convolve.register_autograd(_grads, setup_context=_keep)
 # In a network -------------------------------------------------------------------------------------
 
 
+def normalised(y: Tensor, mean: Tensor, scale: Tensor, norm_weight: Tensor, bias: Tensor) -> Tensor:
+    """BatchNorm of y (N, C, H, W) by its mean and 1 / standard deviation (C,), in float32."""
+    slope = (norm_weight * scale).view(-1, 1, 1)
+    return (y.float() - mean.view(-1, 1, 1)) * slope + bias.view(-1, 1, 1)
+
+
 class Normalise(torch.autograd.Function):
-    """BatchNorm of y (N, C, H, W), whose mean and 1 / standard deviation (C,) are known already."""
+    """The same in y's precision, with the gradients of BatchNorm."""
 
     @staticmethod
     def forward(
         ctx: Any, y: Tensor, mean: Tensor, scale: Tensor, norm_weight: Tensor, bias: Tensor
     ) -> Tensor:
         ctx.save_for_backward(y, mean, scale, norm_weight)
-        slope = (norm_weight * scale).view(-1, 1, 1)
-        return ((y.float() - mean.view(-1, 1, 1)) * slope + bias.view(-1, 1, 1)).to(y.dtype)
+        return normalised(y, mean, scale, norm_weight, bias).to(y.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -351,11 +357,12 @@ def is_power_of_two(number: int) -> bool:
     return number > 0 and number & (number - 1) == 0
 
 
-def fits(conv: nn.Conv2d, x: Tensor) -> bool:
-    """Whether the kernels can do this convolution."""
+def fits(conv: nn.Conv2d, shape: Sequence[int], needs_grad: bool) -> bool:
+    """Whether the kernels can do this convolution of a map of that shape."""
     size, stride = conv.kernel_size[0], conv.stride[0]
-    h, w = x.shape[2] // stride, x.shape[3] // stride
-    first = size == 3 and stride == 1 and 9 * conv.in_channels <= PATCH and not x.requires_grad
+    n, _, height, width = shape
+    h, w = height // stride, width // stride
+    first = size == 3 and stride == 1 and 9 * conv.in_channels <= PATCH and not needs_grad
     return (
         type(conv) is nn.Conv2d
         and conv.kernel_size in ((1, 1), (3, 3))
@@ -366,17 +373,17 @@ def fits(conv: nn.Conv2d, x: Tensor) -> bool:
         and conv.groups == 1
         and (conv.in_channels % 64 == 0 or first)
         and conv.out_channels % 64 == 0
-        and x.shape[2] % stride == x.shape[3] % stride == 0
+        and height % stride == width % stride == 0
         and is_power_of_two(h)
         and is_power_of_two(w)
         and w <= 64  # the smallest tile has a whole row
-        and 0 < len(x) * h * w <= MOST_TILES * ROWS
+        and 0 < n * h * w <= MOST_TILES * ROWS
     )
 
 
 def conv_norm_at_once(conv: nn.Conv2d, norm: nn.Module, x: Tensor) -> Tensor:
     """`norm(conv(x))` in bf16."""
-    if not fits(conv, x):
+    if not fits(conv, x.shape, x.requires_grad):
         return norm(conv(x))
     weight: Tensor = conv.weight
     stride = conv.stride[0]

@@ -67,13 +67,12 @@ def input_grad_kernel(
     dy,  # (N, H, W, O)
     w,  # (O, SIZE * SIZE * C)
     dx,  # (N, H, STRIDE, W, STRIDE * C)
-    # What follows may be None. `added`, `x`, `a` and `b` are like dx.
-    dy_1x1,  # like dy, of a 1x1 convolution that sees the same x
+    dy_1x1,  # like dy, of a 1x1 convolution that sees the same x; or None, as the next five
     w_1x1,  # (O, C)
-    added,  # a gradient of x from elsewhere
-    x,  # the output of a ReLU, for the gradient of what went into it
-    a,  # maps that were normalised and went into the ReLU
-    b,
+    added,  # like dx: a gradient of x from elsewhere
+    x,  # like dx: the output of a ReLU, for the gradient of what went into it
+    a,  # like dx: what was normalised and went into the ReLU
+    b,  # like a
     sums,  # (STRIDE^2 * tiles, 2 or 3, C): of dx, dx * a and dx * b over the rows of a tile
     C: tl.constexpr,
     O: tl.constexpr,
