@@ -6,12 +6,19 @@ of bfloat16.
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 ON_GPU = torch.cuda.is_available()
 DEVICE, PRECISION = ("cuda", torch.bfloat16) if ON_GPU else ("cpu", torch.float16)
 ROUNDING = torch.finfo(PRECISION).eps
+OF_KERNELS = [
+    pytest.mark.skipif(
+        ON_GPU and torch.cuda.get_device_capability() < (9, 0), reason="needs a Hopper GPU"
+    ),
+    pytest.mark.usefixtures("low_precision"),
+]
 
 
 def values(*shape: int, seed: int) -> Tensor:

@@ -347,6 +347,7 @@ def test_only_captured_slots_have_kernels_of_our_own(
         expected = as_it_is if captures else None
         assert [layer.at_once for layer in layers] == [expected] * convolutions
         networks = [layer for layer in slot.model.modules() if isinstance(layer, ResNet10)]
+        assert len(networks) == (model == "resnet10")
         expected_network = AS_IT_IS.resnet if captures and resnet else None
         assert all(network.at_once is expected_network for network in networks)
 

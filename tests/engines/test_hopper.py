@@ -17,17 +17,9 @@ from fedsc.models.norm import ConvNorm, FixedBatchNorm
 pytest.importorskip("triton.tools.tensor_descriptor", reason="needs Triton 3.4")
 from fedsc.engines import hopper
 
-from .low_precision import DEVICE, ON_GPU, PRECISION, ROUNDING, distance, values, wild
+from .low_precision import DEVICE, OF_KERNELS, ON_GPU, PRECISION, ROUNDING, distance, values, wild
 
-pytestmark = pytest.mark.skipif(
-    ON_GPU and torch.cuda.get_device_capability() < (9, 0), reason="needs a Hopper GPU"
-)
-
-
-@pytest.fixture(autouse=True)
-def precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hopper, "PRECISION", PRECISION)
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+pytestmark = OF_KERNELS
 
 
 class Doubled(nn.Conv2d):

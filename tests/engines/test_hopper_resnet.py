@@ -18,17 +18,9 @@ pytest.importorskip("triton.tools.tensor_descriptor", reason="needs Triton 3.4")
 from fedsc.engines import hopper
 from fedsc.engines.hopper_resnet import ReluConvolve, resnet_at_once, takes
 
-from .low_precision import DEVICE, ON_GPU, PRECISION, ROUNDING, distance, values
+from .low_precision import DEVICE, OF_KERNELS, PRECISION, ROUNDING, distance, values
 
-pytestmark = pytest.mark.skipif(
-    ON_GPU and torch.cuda.get_device_capability() < (9, 0), reason="needs a Hopper GPU"
-)
-
-
-@pytest.fixture(autouse=True)
-def precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hopper, "PRECISION", PRECISION)
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+pytestmark = OF_KERNELS
 
 
 class Step(NamedTuple):
