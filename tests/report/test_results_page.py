@@ -65,11 +65,8 @@ def test_comparison(tmp_path: Path) -> None:
         "| fedcda | 3 | 100 | **87.17 ± 1.04** | 81.43 ± 0.21 | 87.17 | 87.11 | +2.17 | 0.006 "
         "| 12,346 |",
         "",
-        "cifar10, NID1 0.2, 10 clients, 10 epochs, resnet10. Accuracy in % on the test set.",
-        "`last`: after the last round, mean ± standard deviation.",
-        "`over FedAvg`: points ahead of it after the last round, over the seeds that both have; "
-        "`p`: paired t-test, from 3 seeds on.",
-        "`images/s`: of training, on NVIDIA H200.",
+        "cifar10, NID1 0.2, 10 clients, 10 epochs, resnet10. Accuracy in % on the test set. "
+        "Images/s of training, on NVIDIA H200.",
     ]
 
 
@@ -101,7 +98,6 @@ def test_what_calibration_would_give(tmp_path: Path) -> None:
         (r"| fedsc+,averaged\_weight=2", "-", "-"),
         ("| fedsc+,calibration=false", "-", "-"),
     ]
-    assert "`calibrated`: after the last round by the linear discriminant" in text
     assert "calibrated" not in block("comparison", [str(tmp_path / name) for name in "bc"])
 
 
@@ -157,8 +153,6 @@ def test_search(tmp_path: Path) -> None:
         "",
         "digits, NID1 0.2, 4 clients, 2 epochs, mlp, norm=group, lr=0.05. "
         "Accuracy in % on 5,000 training images held out.",
-        "`nearest prototype`: accuracy by the nearest prototype, mean of the last 5.",
-        "`swing`: points between one round and the next, mean over the last 10 rounds.",
     ]
 
 
@@ -170,6 +164,46 @@ def test_search_over_seeds_and_settings(tmp_path: Path) -> None:
     assert lines[2] == "| fedsc | 2 | 5 | 55.00 | 55.00 ± 7.07 | 0.00 |"
     assert "| fedsc | 1 | 30.00 | - |" in lines
     assert sum("NID2" in line for line in lines) == 1
+
+
+def test_seeds_one_by_one(tmp_path: Path) -> None:
+    for seed, last in ((0, 84), (2, 88)):
+        write_run(tmp_path / f"a{seed}", "fedavg", seed, ending_in(last), **PAPER)
+    write_run(tmp_path / "b0", "fedsc,tau=0.1", 0, ending_in(83), **PAPER)
+    write_run(tmp_path / "b2", "fedsc,tau=0.1", 2, [0.9] * 40, complete=False, **PAPER)
+    # (4 · 80 + 84) / 5 and so on; what was cut short is left out.
+    assert block("seeds", [str(tmp_path)]).splitlines() == [
+        "| method | seed 0 | seed 2 | paper |",
+        "| --- | ---: | ---: | ---: |",
+        "| fedavg | **80.80** | 81.60 | 84.65 |",
+        "| fedsc,tau=0.1 | *80.60* | - | 88.13 |",
+        "",
+        "cifar10, NID1 0.2, 10 clients, 10 epochs, resnet10. Accuracy in % on the test set. "
+        "Mean of the last five rounds.",
+    ]
+
+
+def test_by_another_classifier(tmp_path: Path) -> None:
+    """In every round, and of the runs only that were measured by it."""
+    write_run(tmp_path / "a", "fedavg", 0, [0.5, 0.6], measured={"summed": 0.7})
+    write_run(tmp_path / "b", "fedavg", 1, [0.5, 0.6])
+    write_run(tmp_path / "c", "fedsc", 0, [0.5, 0.6], drift=True, measured={"summed": 0.8})
+    options = {"name": "fedsc+", "calibration": True, "averaged_weight": 1.0}
+    write_run(tmp_path / "d", "fedsc+", 0, [0.5, 0.75], method=options)
+    *table, blank, note = block("search", [str(tmp_path)], "summed").splitlines()
+    assert [line for line in table if "fed" in line] == [
+        "| fedavg | 2 | 70.00 | 0.00 |",
+        "| fedsc | 2 | 80.00 | 0.00 |",
+        "| fedsc+ | 2 | 62.50 | 25.00 |",
+    ]
+    assert (blank, note) == ("", "Measured by the sum of a linear discriminant and the averaged "
+                             "classifier, like fedsc+.")  # fmt: skip
+    page = f"<!-- search by summed: {tmp_path} -->\n<!-- end -->\n"
+    assert "| fedsc | 2 | 80.00 | 0.00 |" in filled(page)
+    with pytest.raises(FedscError, match=r"no run was measured .* make them with --calibrated"):
+        block("search", [str(tmp_path / "b")], "summed")
+    with pytest.raises(FedscError, match="unknown classifier 'sumed': did you mean 'summed'"):
+        block("search", [str(tmp_path)], "sumed")
 
 
 def test_a_printed_command_repeats_its_runs(
@@ -185,15 +219,15 @@ def test_a_printed_command_repeats_its_runs(
 
     options = "--seed 3 --seed 4 --partition nid2 --rounds 2 --epochs 1 --train-limit 120 --quiet "
     options += "--calibrated"
-    method = "fedsc,literal,cpdr_weight=0.25,robust_prototypes=true"
-    fedsc("run", "--method", method, *options.split(), "--out", "results/odd's")
+    methods = "--method fedsc,literal,cpdr_weight=0.25,robust_prototypes=true --method fedavg"
+    fedsc("run", *methods.split(), *options.split(), "--out", "results/odd's")
     Path("results/odd's/job.json").unlink()
     text = block("commands", ["results"])
-    name = "fedsc_literal_cpdr_weight=0.25_robust_prototypes=true"
-    folders = [f"results/odd's/{name}-seed{seed}" for seed in (3, 4)]
-    *comments, command = text.split("```")[1].strip().splitlines()
-    assert comments == [f"# {folder}" for folder in folders]
-    words = shlex.split(command)
+    names = "fedavg", "fedsc_literal_cpdr_weight=0.25_robust_prototypes=true"
+    folders = [f"results/odd's/{name}-seed{seed}" for name in names for seed in (3, 4)]
+    first, second, *command = text.split("```")[1].strip().splitlines()
+    assert [first, second] == [f"# results/odd's/{name}-seed{{3,4}}" for name in names]
+    words = shlex.split("\n".join(command).replace("\\\n", " "))
     assert "--clients" not in words  # six are usual for nid2
     out = Path(words[words.index("--out") + 1])
     fedsc(*words[1:], "--quiet")
@@ -208,13 +242,20 @@ def test_commands_of_cut_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.chdir(tmp_path)
     spec: dict[str, Any] = {**PAPER, "precision": "bf16", "validation": 5000}
     write_run(Path("search/seven-seed0"), "fedsc,neighbours=7", 0, [0.5] * 3, **spec)
+    write_run(Path("search/other"), "fedsc,neighbours=7", 1, [0.5] * 100, **spec)
     assert block("commands", ["search"]).splitlines() == [
         "<details><summary>Run folders and the commands that repeat them</summary>",
         "",
         "```",
+        "# search/other",
+        "fedsc run --dataset cifar10 --seed 1 --validation 5000 --model resnet10 "
+        "--augment crop-flip \\",
+        "    --precision bf16 --method fedsc,neighbours=7 --out runs/search-1",
+        "",
         "# search/seven-seed0, cut after round 3 of 100",
-        "fedsc run --dataset cifar10 --method fedsc,neighbours=7 --seed 0 --validation 5000 "
-        "--model resnet10 --augment crop-flip --precision bf16 --out runs/search/seven",
+        "fedsc run --dataset cifar10 --seed 0 --validation 5000 --model resnet10 "
+        "--augment crop-flip \\",
+        "    --precision bf16 --method fedsc,neighbours=7 --out runs/search-2",
         "```",
         "",
         "</details>",

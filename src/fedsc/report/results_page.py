@@ -4,7 +4,8 @@
     all that stands here is replaced
     <!-- end -->
 
-Before the colon stands the kind of the block, behind it one or more folders with runs.
+Before the colon stands the kind of the block, behind it one or more folders with runs. With
+`by summed` after the kind, the accuracy is that of another classifier, from `--calibrated`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import shlex
 import statistics
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from ..errors import FedscError, unknown
 from ..experiments.folder import folder_name
@@ -29,10 +31,10 @@ from ..spec import NOT_PART_OF_THE_HASH, RunSpec
 from .grid_table import best_and_second, p_text, percent_text
 from .results_table import (
     CLASSIFIERS,
+    accuracy_by,
     any_measured,
     by_setting,
     measured_text,
-    method_of,
     option_text,
     recorded_method,
     told_apart,
@@ -43,11 +45,12 @@ from .statistics import paired_p_value
 from .table import Number, diverged
 from .text_table import Block, TextTable, as_markdown
 
-OPENING = re.compile(r"<!-- *([\w-]+): *(.*?) *-->")
+OPENING = re.compile(r"<!-- *([\w-]+)(?: by ([\w-]+))?: *(.*?) *-->")
 CLOSING = "<!-- end -->"
 NOTHING = "-"
 SEARCH_ROUNDS = (5, 10, 20, 30, 40, 60, 80, 100)
 FEWEST_SEEDS = 3  # for a p-value
+LINE = 100  # characters of a command
 NOT_IN_A_SETTING = (  # what `setting_of` leaves out, and a reader wants to know
     *("train_limit", "norm", "batch_size", "lr", "momentum", "weight_decay", "clip_norm"),
 )
@@ -100,7 +103,7 @@ def filled(text: str) -> str:
             raise not_closed(opened[0])
         if opening:
             try:
-                opened = number, block(opening[1], opening[2].split())
+                opened = number, block(opening[1], opening[3].split(), opening[2])
             except FedscError as error:
                 raise FedscError(f"line {number}: {error}") from None
             lines.append(line)
@@ -123,9 +126,10 @@ def not_closed(line: int) -> FedscError:
     return FedscError(f"line {line}: the block is not closed; write {CLOSING} below it")
 
 
-def block(kind: str, folders: list[str]) -> str:
+def block(kind: str, folders: list[str], classifier: str | None = None) -> str:
     kinds: dict[str, Callable[[list[RunData]], str]] = {
         "comparison": comparison,
+        "seeds": by_seed,
         "search": search,
         "commands": commands,
     }
@@ -142,7 +146,32 @@ def block(kind: str, folders: list[str]) -> str:
     for run in runs:
         if not run.measured:
             raise FedscError(f"{run.path} has rounds without an accuracy: take it out")
-    return kinds[kind](runs)
+    if classifier is None:
+        return kinds[kind](runs)
+    return f"{kinds[kind](seen_by(classifier, runs))}\nMeasured {CLASSIFIERS[classifier]}.\n"
+
+
+def seen_by(classifier: str, runs: list[RunData]) -> list[RunData]:
+    """The runs that were measured by another classifier, with its accuracy in place of theirs."""
+    if classifier not in CLASSIFIERS:
+        raise unknown("classifier", classifier, CLASSIFIERS)
+    found = [run for run in runs if accuracy_by(classifier, run, run.records[-1]) is not None]
+    if not found:
+        raise FedscError(
+            f"no run was measured {CLASSIFIERS[classifier]}: make them with --calibrated"
+        )
+    others = {"nearest_prototype", *CLASSIFIERS}
+    return [
+        dataclasses.replace(
+            run,
+            records=[
+                {name: value for name, value in record.items() if name not in others}
+                | {"accuracy": accuracy_by(classifier, run, record)}
+                for record in run.records
+            ],
+        )
+        for run in found
+    ]
 
 
 # The kinds of blocks ------------------------------------------------------------------------------
@@ -172,11 +201,11 @@ def _comparison(runs: list[RunData]) -> str:
         column("mean of last 5", (share_text(mean_of_last(r) for r in row.runs) for row in rows)),
         column("best", (mean_text(run.summary["best"] for run in row.runs) for row in rows)),
     ]
-    notes = [*setting_notes(runs), "`last`: after the last round, mean ± standard deviation."]
-    for name, meaning in CLASSIFIERS.items():
-        if any_measured(runs, name):
-            blocks.append(column(name, (measured_text(row.runs, name, 0) for row in rows)))
-            notes.append(f"`{name}`: {meaning}.")
+    blocks += [
+        column(name, (measured_text(row.runs, name, 0) for row in rows))
+        for name in CLASSIFIERS
+        if any_measured(runs, name)
+    ]
     if any(number is not None for number in paper):
         blocks.append(column("paper", (number_text(number) for number in paper)))
     if any(ahead):
@@ -184,15 +213,28 @@ def _comparison(runs: list[RunData]) -> str:
             column("over FedAvg", (found[0] if found else NOTHING for found in ahead)),
             column("p", (found[1] if found else NOTHING for found in ahead)),
         ]
-        notes.append(
-            "`over FedAvg`: points ahead of it after the last round, over the seeds that both "
-            f"have; `p`: paired t-test, from {FEWEST_SEEDS} seeds on."
-        )
     blocks.append(column("images/s", (f"{images_per_second(row.runs):,.0f}" for row in rows)))
     devices = sorted(filter(None, {device_of(run) for run in runs}))
-    if devices:
-        notes.append(f"`images/s`: of training, on {' and '.join(devices)}.")
-    return table_text("method", rows, blocks, notes)
+    measured_on = f" Images/s of training, on {' and '.join(devices)}." if devices else ""
+    return table_text("method", rows, blocks, setting_note(runs) + measured_on)
+
+
+def by_seed(runs: list[RunData]) -> str:
+    """Finished runs one by one: the mean of the last five rounds, and the paper's number."""
+    return "\n".join(map(_by_seed, by_setting(runs).values()))
+
+
+def _by_seed(runs: list[RunData]) -> str:
+    rows = [row for row in rows_of(runs) if " of " not in row.rounds]
+    blocks = []
+    for seed in sorted({run.spec["seed"] for row in rows for run in row.runs}):
+        shares = [
+            [mean_of_last(run) for run in row.runs if run.spec["seed"] == seed] for row in rows
+        ]
+        means = [100 * found[0] if found and found[0] is not None else None for found in shares]
+        blocks.append(column(f"seed {seed}", map(number_text, means), best_and_second(means)))
+    blocks.append(column("paper", (number_text(paper_number(row.runs[0])) for row in rows)))
+    return table_text("method", rows, blocks, f"{setting_note(runs)} Mean of the last five rounds.")
 
 
 def search(runs: list[RunData]) -> str:
@@ -219,46 +261,78 @@ def _search(runs: list[RunData]) -> str:
     nearest = [
         mean_text(mean_of_last(run, "nearest_prototype") for run in row.runs) for row in rows
     ]
-    notes = setting_notes(runs)
     if any(text != NOTHING for text in nearest):
         blocks.append(column("nearest prototype", nearest))
-        notes.append("`nearest prototype`: accuracy by the nearest prototype, mean of the last 5.")
     blocks.append(column("swing", (mean_text(swing(run) for run in row.runs) for row in rows)))
-    notes.append("`swing`: points between one round and the next, mean over the last 10 rounds.")
-    return table_text("reading", rows, blocks, notes)
+    return table_text("reading", rows, blocks, setting_note(runs))
 
 
 def commands(runs: list[RunData]) -> str:
-    """The command that repeats each run, below the folders whose numbers it gave."""
-    lines = []
+    """The commands that repeat the runs, each below the folders whose numbers it gave. Methods that
+    were run alike, with the same seeds, stand in one."""
+    groups: dict[tuple[str, ...], list[Row]] = {}
     for members in by_setting(runs).values():
         for row in rows_of(members):
-            cut = f", cut after round {row.rounds}" if " of " in row.rounds else ""
-            lines += [f"# {run.path}{cut}" for run in row.runs]
-            lines.append(command(row.runs))
-    text = "\n".join(lines)
+            groups.setdefault(settings_and_seeds(row.runs), []).append(row)
+    parts = []
+    for number, (settings, rows) in enumerate(groups.items(), 1):
+        lines = [f"# {line}" for row in rows for line in folders_of(row)]
+        methods = dict.fromkeys(row.method for row in rows)
+        out = f"runs/{folder_name(rows[0].runs[0].path.parent.name)}"
+        options = [
+            *settings,
+            *(option("method", method) for method in methods),
+            option("out", out if len(groups) == 1 else f"{out}-{number}"),
+        ]
+        parts.append("\n".join([*lines, broken_into_lines("fedsc run", options)]))
+    text = "\n\n".join(parts)
     summary = "<details><summary>Run folders and the commands that repeat them</summary>"
     return f"{summary}\n\n```\n{text}\n```\n\n</details>\n"
 
 
-def command(runs: list[RunData]) -> str:
-    """`fedsc run` with all that decides the result of these runs, which differ in their seed, and
-    with all that was measured."""
+def settings_and_seeds(runs: list[RunData]) -> tuple[str, ...]:
+    """All that decides the result of these runs beside the method, and all that was measured."""
     run = runs[0]
-    words = ["fedsc", "run", "--dataset", run.spec["dataset"], "--method", method_of(run)]
-    for same in runs:
-        words += ["--seed", str(same.spec["seed"])]
+    found = [option("dataset", run.spec["dataset"])]
+    found += [option("seed", same.spec["seed"]) for same in runs]
     usual = {"clients": RunSpec(partition=run.spec["partition"]).num_clients}
     for opt in options_of(RunSpec):
         if opt.name in ("dataset", "method", "seed", *NOT_PART_OF_THE_HASH):
             continue
         value = value_of(run, opt.name)
         if value not in (opt.default, usual.get(opt.name, opt.default)):
-            words += ["--" + opt.name.replace("_", "-"), option_text(value)]
+            found.append(option(opt.name, value))
     if any(value_of(same, "calibrated") for same in runs):
-        words.append("--calibrated")
-    name = re.sub(r"-seed\d+$", "", run.path.name)
-    return shlex.join([*words, "--out", f"runs/{folder_name(run.path.parent.name)}/{name}"])
+        found.append("--calibrated")
+    return tuple(found)
+
+
+def option(name: str, value: Any) -> str:
+    return f"--{name.replace('_', '-')} {shlex.quote(option_text(value))}"
+
+
+def folders_of(row: Row) -> list[str]:
+    """`results/x/fedsc-seed{0,1}` for two folders, as a shell would write them."""
+    seeds: dict[str, list[str]] = {}
+    for run in row.runs:
+        name, _, seed = str(run.path).rpartition("-seed")
+        seeds.setdefault(name, []).append(seed)
+    cut = f", cut after round {row.rounds}" if " of " in row.rounds else ""
+    lines = []
+    for name, found in seeds.items():
+        numbers = found[0] if len(found) == 1 else "{" + ",".join(found) + "}"
+        lines.append(f"{name}-seed{numbers}{cut}" if name else f"{numbers}{cut}")
+    return lines
+
+
+def broken_into_lines(command: str, options: list[str]) -> str:
+    """A command of many options, as one that a shell takes over several lines."""
+    lines = [command]
+    for text in options:
+        if len(lines[-1]) + len(text) > LINE:
+            lines.append("   ")
+        lines[-1] += f" {text}"
+    return " \\\n".join(lines)
 
 
 # What they share ----------------------------------------------------------------------------------
@@ -283,12 +357,12 @@ def column(heading: str, texts: Iterable[str], marks: list[str] | None = None) -
     return Block(heading, ("",), [(text,) for text in texts], marks or [])
 
 
-def table_text(heading: str, rows: list[Row], blocks: list[Block], notes: list[str]) -> str:
+def table_text(heading: str, rows: list[Row], blocks: list[Block], note: str) -> str:
     table = as_markdown(TextTable("", heading, [row.name for row in rows], blocks))
-    return "\n".join([table, *notes, ""])
+    return f"{table}\n{note}\n"
 
 
-def setting_notes(runs: list[RunData]) -> list[str]:
+def setting_note(runs: list[RunData]) -> str:
     """What all the runs of a table have in common."""
     (setting,) = by_setting(runs)
     others = [
@@ -302,7 +376,7 @@ def setting_notes(runs: list[RunData]) -> list[str]:
     if held_out != {None}:
         where = f"{min(v for v in held_out if v):,} training images held out"
         where += " (validation) or the test set" if None in held_out else ""
-    return [f"{', '.join([setting, *others])}. Accuracy in % on {where}."]
+    return f"{', '.join([setting, *others])}. Accuracy in % on {where}."
 
 
 def share_text(values: Iterable[Number]) -> str:

@@ -33,10 +33,10 @@ NOT_TOLD_APART_BY = {
     *("device", "engine", "slots", "compile", "threads", "client_memory", "calibrated"),
 }
 FORMATS = ".md, .tex, .csv"
-# What `--calibrated` measures besides, after the last round.
+# What `--calibrated` measures besides.
 CLASSIFIERS = {
-    "calibrated": "after the last round by the linear discriminant of fedsc+",
-    "summed": "by the sum of that discriminant and the averaged classifier, as fedsc+ classifies",
+    "calibrated": "by the linear discriminant of fedsc+",
+    "summed": "by the sum of a linear discriminant and the averaged classifier, like fedsc+",
     "averaged": "by the averaged classifier, where the method uses another",
 }
 DEFAULTS = {opt.name: opt.default for opt in options_of(RunSpec)}
@@ -126,18 +126,18 @@ def any_measured(runs: Iterable[RunData], classifier: str) -> bool:
 
 def measured(runs: list[RunData], classifier: str) -> list[float]:
     """Accuracy in % by it after the last round, of those runs of which it is known."""
-    found = (_measured(run, classifier) for run in runs)
+    found = (accuracy_by(classifier, run, run.records[-1]) for run in runs)
     return [100 * value for value in found if value is not None]
 
 
-def _measured(run: RunData, classifier: str) -> float | None:
-    """As measured; what fedsc+ is tested with need not be measured besides."""
-    last, method = run.records[-1], run.spec["method"]
+def accuracy_by(classifier: str, run: RunData, record: dict[str, Any]) -> float | None:
+    """Of a round, as measured; what fedsc+ is tested with need not be measured besides."""
+    method = run.spec["method"]
     if method["name"] == "fedsc+" and method.get("calibration"):
         tested = {0.0: "calibrated", 1.0: "summed"}.get(method.get("averaged_weight", 0.0))
         if classifier == tested:
-            return last.get(classifier, last["accuracy"])
-    return last.get(classifier)
+            return record.get(classifier, record["accuracy"])
+    return record.get(classifier)
 
 
 def measured_text(runs: list[RunData], classifier: str, expected: int) -> str:
@@ -166,7 +166,7 @@ def results_tables(runs: list[RunData], accuracy: float | None = None) -> list[T
         if any_measured((run for group in groups.values() for run in group), "calibrated"):
             texts = [(measured_text(group, "calibrated", seeds),) for group in groups.values()]
             blocks.append(Block("calibrated", ("",), texts))
-            notes.append(f"Calibrated: {CLASSIFIERS['calibrated']}.")
+            notes.append(f"Calibrated: after the last round {CLASSIFIERS['calibrated']}.")
         blocks += cost_blocks(list(groups.values()), accuracy)
         notes += filter(None, [significance_text(groups)])
         tables.append(TextTable(title, "method", list(groups), blocks, tuple(notes)))
