@@ -8,9 +8,10 @@ BIN := $(VENV)/bin
 demo: $(VENV)/installed
 	$(BIN)/fedsc run --config examples/demo.toml --out runs/demo --overwrite
 
-# The tables of docs/results.md, from the run folders in results/.
+# The tables of measured numbers, from the run folders in results/.
 results: $(VENV)/installed
-	$(BIN)/fedsc results --fill docs/results.md
+	for page in README.md docs/results.md docs/results-fashion-mnist.md; do \
+		$(BIN)/fedsc results --fill $$page || exit; done
 
 test: $(VENV)/installed-dev
 	$(BIN)/ruff check .

