@@ -327,6 +327,25 @@ def test_a_sweep_runs_every_combination(tmp_path: Path) -> None:
     assert contents(finished(tmp_path)) == before
 
 
+def test_a_finished_run_without_what_is_asked_for_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    console = Console(file=io.StringIO(), width=80)
+    settings: dict[str, Any] = {**TINY, "device": "cpu"}
+    assert sweep(["fedavg"], {}, 1, settings, tmp_path, console, quiet=True)
+    (folder,) = finished(tmp_path)
+    before = contents([folder])
+    capsys.readouterr()
+    settings["calibrated"] = True
+    assert sweep(["fedavg", "moon"], {}, 1, settings, tmp_path, console, quiet=True)
+    assert capsys.readouterr().err == (
+        "fedsc: fedavg, seed 0 is finished, and was not measured with --calibrated: remove "
+        f"{folder} to run it again\n"
+    )
+    assert contents([folder]) == before
+    assert len(finished(tmp_path)) == 2
+
+
 def test_a_sweep_chooses_on_images_held_out(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=80)
     settings: dict[str, Any] = {**TINY, "train_limit": None, "validation": 300, "device": "cpu"}

@@ -271,17 +271,20 @@ def test_what_calibration_would_give_has_a_column_where_it_was_measured() -> Non
     measured = RunData(
         plain[0].path,
         {**plain[0].spec, "calibrated": True},
-        [{**plain[0].records[0], "calibrated": 0.7}],
+        [{**plain[0].records[0], "calibrated": 0.7, "summed": 0.8}],
         True,
     )
     runs = [measured, *plain[1:]]
     (table,) = results_tables(runs)
     assert table.row_names == ["fedavg", "moon"]  # measured or not, a seed is of the same row
-    (block,) = (block for block in table.blocks if block.heading == "calibrated")
-    assert block.rows == [("70.00 [1/2]",), ("-",)]
+    found = {block.heading: block.rows for block in table.blocks}
+    assert found["calibrated"] == [("70.00 [1/2]",), ("-",)]
+    assert found["summed"] == [("80.00 [1/2]",), ("-",)]
+    assert "averaged" not in found
     assert any(note.startswith("Calibrated: ") for note in table.notes)
-    lines = csv.DictReader(io.StringIO(results_file(runs, Path("x.csv"))))
+    lines = [*csv.DictReader(io.StringIO(results_file(runs, Path("x.csv"))))]
     assert [line["calibrated"] for line in lines] == ["70.0", ""]
+    assert [line["summed"] for line in lines] == ["80.0", ""]
 
 
 def test_files_of_any_runs() -> None:

@@ -38,12 +38,13 @@ def test_statistics_over_seeds(tmp_path: Path) -> None:
 
 
 def test_what_calibration_would_give_is_a_curve(tmp_path: Path) -> None:
-    measured = {"calibrated": 0.5}
+    measured = {"calibrated": 0.5, "summed": 0.6}
     write_run(tmp_path / "a", "fedsc", 0, [0.1, 0.3], measured=measured, calibrated=True)
     data = page_data(tmp_path)
     assert data["runs"][0]["series"]["calibrated"] == [0.5, 0.5]
-    (metric,) = (m for m in data["metrics"] if m["name"] == "calibrated")
-    assert metric["unit"] == "%"
+    titles = {m["name"]: m["title"] for m in data["metrics"] if m["unit"] == "%"}
+    assert titles["calibrated"] == "With calibration"
+    assert titles["summed"] == "By the sum of classifiers"
     assert data["groups"][0]["final"]["calibrated"] == (0.5, None)
     write_run(tmp_path / "b", "fedsc", 1, [0.1, 0.3])
     (group,) = page_data(tmp_path)["groups"]  # one method, whether measured or not

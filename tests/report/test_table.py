@@ -41,7 +41,7 @@ def test_methods_are_broken_at_commas_and_only_where_they_must(tmp_path: Path) -
 
 
 def test_a_table_that_is_too_wide_keeps_its_methods_and_numbers(tmp_path: Path) -> None:
-    tails = {"head": 0.9, "middle": 0.5, "tail": 0.1, "calibrated": 0.75}
+    tails = {"head": 0.9, "middle": 0.5, "tail": 0.1, "calibrated": 0.75, "summed": 0.76}
     runs = [
         write_run(tmp_path / f"{seed}", "fedsc,tau=0.1", seed, [0.5 + seed / 10], measured=tails)
         for seed in (0, 1)

@@ -106,7 +106,13 @@ def run_cells(
     def work_on(cell: Cell, wait: bool) -> bool:
         """Whether the cell is settled, rather than in another process's hands."""
         try:
-            if read_cell(out, cell) is not None:
+            finished = read_cell(out, cell)
+            if finished is not None:
+                if cell.spec.calibrated and not finished.spec.get("calibrated"):
+                    counter.warn(
+                        f"{cell.title} is finished, and was not measured with --calibrated: remove "
+                        f"{out / cell.name} to run it again"
+                    )
                 counter.settled += 1
                 return True
             with locked(out, cell.name, wait) as held:

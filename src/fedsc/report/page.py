@@ -62,6 +62,11 @@ METRICS = {
         "%",
         "Accuracy when the linear discriminant of fedsc+ decides instead of the classifier.",
     ),
+    "summed": (
+        "By the sum of classifiers",
+        "%",
+        "Accuracy when the sum of that discriminant and the classifier decides, as in fedsc+.",
+    ),
     "head": ("Head classes", "%", "Mean accuracy of the largest third of the classes."),
     "middle": ("Middle classes", "%", "Mean accuracy of the middle third of the classes."),
     "tail": ("Tail classes", "%", "Mean accuracy of the smallest third of the classes."),

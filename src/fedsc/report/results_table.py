@@ -163,10 +163,12 @@ def results_tables(runs: list[RunData], accuracy: float | None = None) -> list[T
             Block("best", ("",), best),
         ]
         notes = ["Test accuracy in % after the last round and at its best."]
-        if any_measured((run for group in groups.values() for run in group), "calibrated"):
-            texts = [(measured_text(group, "calibrated", seeds),) for group in groups.values()]
-            blocks.append(Block("calibrated", ("",), texts))
-            notes.append(f"Calibrated: after the last round {CLASSIFIERS['calibrated']}.")
+        everything = [run for group in groups.values() for run in group]
+        for name, meaning in CLASSIFIERS.items():
+            if any_measured(everything, name):
+                texts = [(measured_text(group, name, seeds),) for group in groups.values()]
+                blocks.append(Block(name, ("",), texts))
+                notes.append(f"{name.capitalize()}: after the last round {meaning}.")
         blocks += cost_blocks(list(groups.values()), accuracy)
         notes += filter(None, [significance_text(groups)])
         tables.append(TextTable(title, "method", list(groups), blocks, tuple(notes)))
@@ -186,7 +188,8 @@ def results_file(runs: list[RunData], path: Path, accuracy: float | None = None)
 
 
 def _csv_lines(runs: list[RunData], accuracy: float | None) -> list[dict[str, Any]]:
-    lines, calibrated = [], any_measured(runs, "calibrated")
+    lines = []
+    others = [name for name in CLASSIFIERS if any_measured(runs, name)]
     for title, groups in groups_by_setting(runs).items():
         everything = [run for group in groups.values() for run in group]
         target = accuracy if accuracy is not None else level_for_all(everything)
@@ -199,7 +202,7 @@ def _csv_lines(runs: list[RunData], accuracy: float | None) -> list[dict[str, An
                     "seeds": len(group),
                     "mean": statistics.mean(last),
                     "std": statistics.stdev(last) if len(last) > 1 else None,
-                    **({"calibrated": _mean(measured(group, "calibrated"))} if calibrated else {}),
+                    **{other: _mean(measured(group, other)) for other in others},
                     **numbers_of(group, target),
                 }
             )

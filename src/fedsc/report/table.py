@@ -82,6 +82,7 @@ COLUMNS: list[Column] = [
     ("tail", last_value("tail"), percent),
     ("nearest\nproto", last_value("nearest_prototype"), percent),
     ("calibrated", last_value("calibrated"), percent_with_spread),
+    ("summed", last_value("summed"), percent_with_spread),
     ("worst\nclient", last_value("client_worst"), percent),
     ("ECE", last_value("ece"), percent),
     ("ε", last_epsilon, spent),

@@ -34,7 +34,7 @@ function columns() {
   const traffic = (g) =>
     g.final.bytes_up && g.final.bytes_down && [1e-6 * (g.final.bytes_up[0] + g.final.bytes_down[0])];
   const metric = metricInfo();
-  const inTable = ["accuracy", "client_worst", "nearest_prototype", "calibrated", "tail", "ece"];
+  const inTable = ["accuracy", "client_worst", "nearest_prototype", "calibrated", "summed", "tail", "ece"];
   return [
     { key: "seeds", title: "Seeds", value: (g) => [g.counted.length], show: fixed(0), plain: true },
     { key: "last", title: "Last\n%", value: accuracy("last"), show: fixed(2), spread: true },
@@ -52,6 +52,7 @@ function columns() {
     { key: "worst", title: "Worst\nclient, %", value: final("client_worst", 100), show: fixed(2) },
     { key: "prototype", title: "Nearest\nproto, %", value: final("nearest_prototype", 100), show: fixed(2) },
     { key: "calibrated", title: "Calibrated\n%", value: final("calibrated", 100), show: fixed(2), spread: true },
+    { key: "summed", title: "Summed\n%", value: final("summed", 100), show: fixed(2), spread: true },
     { key: "tail", title: "Tail\n%", value: final("tail", 100), show: fixed(2) },
     { key: "ece", title: "ECE\n%", value: final("ece", 100), show: fixed(2), less: true },
     ...data.levels.map((share) => ({
