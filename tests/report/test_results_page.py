@@ -199,14 +199,17 @@ def test_by_another_classifier(tmp_path: Path) -> None:
     write_run(tmp_path / "c", "fedsc", 0, [0.5, 0.6], drift=True, measured={"summed": 0.8})
     options = {"name": "fedsc+", "calibration": True, "averaged_weight": 1.0}
     write_run(tmp_path / "d", "fedsc+", 0, [0.5, 0.75], method=options)
-    *table, blank, note = block("search", [str(tmp_path)], "summed").splitlines()
-    assert [line for line in table if "fed" in line] == [
+    lines = block("search", [str(tmp_path)], "summed").splitlines()
+    assert [line for line in lines if "| fed" in line] == [
         "| fedavg | 2 | 70.00 | 0.00 |",
         "| fedsc | 2 | 80.00 | 0.00 |",
         "| fedsc+ | 2 | 62.50 | 25.00 |",
     ]
-    assert (blank, note) == ("", "Measured by the sum of a linear discriminant and the averaged "
-                             "classifier, like fedsc+.")  # fmt: skip
+    assert lines[-1].endswith(
+        "Accuracy in % on the test set, by the sum of a linear discriminant and the averaged "
+        "classifier, like fedsc+."
+    )
+    assert "paper" not in block("seeds", [str(tmp_path)], "summed")  # which has another classifier
     page = f"<!-- search by summed: {tmp_path} -->\n<!-- end -->\n"
     assert "| fedsc | 2 | 80.00 | 0.00 |" in filled(page)
     with pytest.raises(FedscError, match=r"no run was measured .* make them with --calibrated"):

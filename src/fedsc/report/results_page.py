@@ -146,9 +146,7 @@ def block(kind: str, folders: list[str], classifier: str | None = None) -> str:
     for run in runs:
         if not run.measured:
             raise FedscError(f"{run.path} has rounds without an accuracy: take it out")
-    if classifier is None:
-        return kinds[kind](runs)
-    return f"{kinds[kind](seen_by(classifier, runs))}\nMeasured {CLASSIFIERS[classifier]}.\n"
+    return kinds[kind](runs if classifier is None else seen_by(classifier, runs))
 
 
 def seen_by(classifier: str, runs: list[RunData]) -> list[RunData]:
@@ -164,6 +162,7 @@ def seen_by(classifier: str, runs: list[RunData]) -> list[RunData]:
     return [
         dataclasses.replace(
             run,
+            spec=run.spec | {"classifier": classifier},
             records=[
                 {name: value for name, value in record.items() if name not in others}
                 | {"accuracy": accuracy_by(classifier, run, record)}
@@ -233,7 +232,9 @@ def _by_seed(runs: list[RunData]) -> str:
         ]
         means = [100 * found[0] if found and found[0] is not None else None for found in shares]
         blocks.append(column(f"seed {seed}", map(number_text, means), best_and_second(means)))
-    blocks.append(column("paper", (number_text(paper_number(row.runs[0])) for row in rows)))
+    paper = [paper_number(row.runs[0]) for row in rows]
+    if any(number is not None for number in paper):
+        blocks.append(column("paper", map(number_text, paper)))
     return table_text("method", rows, blocks, f"{setting_note(runs)} Mean of the last five rounds.")
 
 
@@ -376,6 +377,8 @@ def setting_note(runs: list[RunData]) -> str:
     if held_out != {None}:
         where = f"{min(v for v in held_out if v):,} training images held out"
         where += " (validation) or the test set" if None in held_out else ""
+    if "classifier" in runs[0].spec:
+        where += f", {CLASSIFIERS[runs[0].spec['classifier']]}"
     return f"{', '.join([setting, *others])}. Accuracy in % on {where}."
 
 
@@ -448,7 +451,7 @@ def ahead_of_fedavg(row: Row, rows: list[Row]) -> tuple[str, str] | None:
 def paper_number(run: RunData) -> float | None:
     """What the paper prints for the method under the setting of the run, which must be its own."""
     method = recorded_method(run)
-    if method is None:
+    if method is None or "classifier" in run.spec:
         return None
     for name in ("table1", "table2", "table4"):
         printed = grid(name, "paper")
