@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import time
 from html.parser import HTMLParser
 from pathlib import Path
@@ -49,6 +50,16 @@ def test_what_calibration_would_give_is_a_curve(tmp_path: Path) -> None:
     write_run(tmp_path / "b", "fedsc", 1, [0.1, 0.3])
     (group,) = page_data(tmp_path)["groups"]  # one method, whether measured or not
     assert "calibrated" not in group["final"]  # as with all that a seed lacks
+
+
+def test_a_text_that_has_meant_two_methods_is_two_methods(tmp_path: Path) -> None:
+    """Defaults change; a run keeps its values, and may lack options that came later."""
+    for seed, options in enumerate([{"tau": 0.05}, {"tau": 0.5}, {}]):
+        method = {"name": "fedsc", "cpdr_weight": 1.0, **options}
+        write_run(tmp_path / f"{seed}", "fedsc", seed, [0.1, 0.3], method=method)
+    assert page_data(tmp_path)["methods"] == ["fedsc", "fedsc,tau=0.5"]
+    shutil.rmtree(tmp_path / "1")
+    assert page_data(tmp_path)["methods"] == ["fedsc"]
 
 
 def test_only_some_seeds_reach_an_accuracy(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from ..files import read_json, write_atomically
 from ..spec import NOT_PART_OF_THE_HASH
 from .checks import FILES, check_file
 from .colours import COLOURS, COLOURS_ON_DARK
+from .results_table import method_of
 from .runs import RunData, find_folders, read_run, setting_of
 from .statistics import (
     ACCURACY_LEVELS,
@@ -382,10 +383,15 @@ def _without_copies(
 
 
 def _method_labels(runs: list[RunData]) -> list[str]:
-    """The methods as the user wrote them; where runs of one label and setting differ in other
-    options, with those."""
+    """The methods as the user wrote them, or, where one text has meant two things, by what is not
+    the default today; where runs of one name and setting differ in other options, with those."""
+    recorded: dict[str, list[Json]] = {}
+    for run in runs:
+        recorded.setdefault(run.label, []).append(run.spec["method"])
+    names = [run.label if all_alike(recorded[run.label]) else method_of(run) for run in runs]
     values: dict[Any, dict[str, set[str]]] = {}
-    keys = [(run.spec["dataset"], setting_of(run.spec), run.label) for run in runs]
+    settings = [(run.spec["dataset"], setting_of(run.spec)) for run in runs]
+    keys = [(*setting, name) for setting, name in zip(settings, names, strict=True)]
     for key, run in zip(keys, runs, strict=True):
         seen = values.setdefault(key, {})
         for name in run.spec.keys() - NO_OPTION - IN_A_SETTING:
@@ -393,8 +399,14 @@ def _method_labels(runs: list[RunData]) -> list[str]:
     labels = []
     for key, run in zip(keys, runs, strict=True):
         differ = sorted(name for name, found in values[key].items() if len(found) > 1)
-        labels.append(", ".join([run.label, *(f"{name} {run.spec.get(name)}" for name in differ)]))
+        labels.append(", ".join([key[-1], *(f"{name} {run.spec.get(name)}" for name in differ)]))
     return labels
+
+
+def all_alike(methods: list[Json]) -> bool:
+    """In the options that both of two name: an older run lacks the newer ones."""
+    first = methods[0]
+    return all(first.get(name, value) == value for one in methods for name, value in one.items())
 
 
 def _varying_options(runs: list[RunData]) -> list[Json]:
