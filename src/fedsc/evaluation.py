@@ -30,7 +30,7 @@ from .data.episodes import Episodes, episode_accuracies
 from .models.outputs import Outputs
 from .prototypes import unit
 
-EVALUATION_BATCH = {"cpu": 1000, "cuda": 2500}  # by device: a GPU wants more at a time
+EVALUATION_BATCH = {"cpu": 500, "cuda": 2500}  # by device: a GPU wants more at a time
 CALIBRATION_BINS = 15
 
 

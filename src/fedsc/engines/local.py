@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -25,6 +26,24 @@ MemoryOf = Callable[[int], State]  # a client's memory, perhaps read from disk
 CLEAN_BATCH = {"cpu": 512, "cuda": 1024}
 PREPARED_BYTES = 256 * 2**20
 OnImages = Callable[[int], None]  # told, batch after batch, how many images were trained on
+
+# glibc's numbers for what `keep_freed_memory` sets (malloc.h).
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
+
+
+def keep_freed_memory() -> None:
+    """Let this process keep the memory of freed tensors for the next ones, where malloc is glibc's.
+
+    It gives large blocks back to the system at once, and gets pages for the next ones that the
+    system must clear first. A step makes the same tensors again and again: with a small
+    convolutional network that took a fifth to a half of it, and more of a test.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, TypeError, OSError):  # macOS, musl; Windows
+        return
+    mallopt(M_MMAP_MAX, 0)
+    mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from .local import (
     Training,
     channels_last,
     copy_state,
+    keep_freed_memory,
     load_state,
     plan_of,
     seed_layers,
@@ -45,6 +46,8 @@ class SequentialEngine:
         self.method, self.task, self.training = method, task, training
         self.images = Images(data, training, method.uses_stages)
         self.device = data.train_images.device
+        if self.device.type == "cpu":
+            keep_freed_memory()
         self.model = channels_last(copy.deepcopy(model))
         self.params = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         self.optimiser = torch.optim.SGD(
