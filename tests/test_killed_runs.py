@@ -360,10 +360,11 @@ def test_another_environment_is_said_and_another_device_refused(
     path.write_text(json.dumps({**began, "device": "NVIDIA H200"}))
     with pytest.raises(FedscError, match="began on NVIDIA H200 and cannot go on here on cpu"):
         run_until(cut)
-    path.write_text(json.dumps({**began, "packages": {"torch": "1.0"}}))
+    path.write_text(json.dumps({**began, "packages": {"torch": "1.0"}, "revision": "0abc"}))
     with pytest.raises(KeyboardInterrupt):
         run_until(cut, 5)
-    assert f"PyTorch was 1.0, is now {torch.__version__}" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"PyTorch was 1.0, is now {torch.__version__}; the code was 0abc, is now " in said
 
 
 # A full disk --------------------------------------------------------------------------------------

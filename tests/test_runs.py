@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 import statistics
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from safetensors.torch import load_file
 
 import fedsc
 from fedsc import Dataset, FedscError
+from fedsc.experiments import folder as run_folder
 from fedsc.report.partition_table import partition_table
 from fedsc.report.pictures import draw_curves, draw_partition
 from fedsc.report.runs import RunData, by_label, read_run
@@ -87,6 +89,35 @@ def test_the_environment(folder: Path) -> None:
     assert found["packages"]["numpy"] == np.__version__
     assert found["device"] == "cpu"
     assert found["threads"] >= 1
+
+
+def test_the_revision_of_the_code_where_it_lies_in_a_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = tmp_path / "src" / "folder.py"
+    module.parent.mkdir()
+    module.write_text("")
+    monkeypatch.setattr(run_folder, "__file__", str(module))
+    revision = run_folder._revision.__wrapped__  # not what it remembers
+
+    def git(*words: str) -> str:
+        who = ("-c", "user.name=a", "-c", "user.email=a@b")
+        command = ["git", "-C", str(tmp_path), *who, *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    assert revision() is None
+    git("init")
+    (tmp_path / "other").write_text("of a project that fedsc is only installed beside")
+    git("add", "other")
+    git("commit", "-m", "without fedsc")
+    assert revision() is None
+    git("add", "src")
+    git("commit", "-m", "with fedsc")
+    commit = revision()
+    assert commit
+    assert git("rev-parse", "HEAD").startswith(commit)
+    module.write_text("# changed")
+    assert revision() == f"{commit}-dirty"
 
 
 def test_one_line_of_metrics_per_round(folder: Path) -> None:

@@ -1,7 +1,7 @@
 """A run is a folder. Everything shown to a person is derived from what is written here.
 
 spec.json              what was run, with its hash and the version of this format
-environment.json       versions and hardware it ran on
+environment.json       versions, the code's revision and hardware it ran on
 partition.json         images of each class at each client, the partition's hash, and the images'
                        shape and normalisation
 partition.safetensors  the clients' indices into the training images
@@ -18,12 +18,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import itertools
 import json
 import os
 import platform
 import shutil
+import subprocess
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -327,12 +329,31 @@ def environment(device: torch.device) -> dict[str, Any]:
         "format": FORMAT,
         "python": platform.python_version(),
         "packages": {name: version_of(name) for name in packages},
+        "revision": _revision(),
         "platform": platform.platform(),
         "processor": _processor(),
         "device": torch.cuda.get_device_name(device) if cuda else "cpu",
         "cuda": torch.version.cuda if cuda else None,
         "threads": torch.get_num_threads(),
     }
+
+
+@functools.cache
+def _revision() -> str | None:
+    """The commit of the checkout that this code lies in, with `-dirty` where files differ from it;
+    None where it was installed without one."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+
+    def answer(*words: str) -> str:
+        done = subprocess.run([*git, *words], capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    try:
+        # The environment it is installed into may lie in a checkout of something else.
+        answer("ls-files", "--error-unmatch", Path(__file__).name)
+        return answer("describe", "--always", "--dirty", "--exclude=*")
+    except (OSError, subprocess.CalledProcessError):
+        return None
 
 
 def _processor() -> str:

@@ -333,6 +333,7 @@ def tell_other_environment(path: Path, federation: Federation) -> None:
         f"{what} was {was}, is now {is_now}"
         for what, was, is_now in (
             ("PyTorch", torch_before, now["packages"]["torch"]),
+            ("the code", before.get("revision", now["revision"]), now["revision"]),
             ("the GPU", before.get("device"), now["device"]),
             ("the processor", before.get("processor"), now["processor"]),
             ("the engine", spec.get("engine"), federation.engine_name),
