@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -101,6 +103,53 @@ def test_a_client_that_fails_stops_the_round_with_its_own_error() -> None:
     with pytest.raises(FedscError, match="no loss today"):
         fedsc.run("digits", Failing(), rounds=1, epochs=1, engine="workers")
     assert torch.get_num_threads() == 2
+
+
+class Broken(fedsc.FedAvg):
+    def loss(self, batch: fedsc.Batch) -> dict[str, Tensor]:
+        return {"ce": batch.student.logits.nonsense}  # type: ignore[attr-defined]
+
+
+def test_a_mistake_in_a_method_is_shown_with_its_line() -> None:
+    with pytest.raises(AttributeError) as error:
+        fedsc.run("digits", Broken(), rounds=1, epochs=1, engine="workers")
+    assert "batch.student.logits.nonsense" in error.value.__notes__[0]
+
+
+def test_more_cores_than_clients_can_use() -> None:
+    # In a process of its own: it would hang.
+    code = "import fedsc; fedsc.run('digits', 'fedavg', 'cnn', rounds=1, epochs=1, clients=2,"
+    code += "partition='iid', train_limit=200, threads=4, engine='workers')"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_after_an_error_between_clients_no_old_answer_is_taken_for_a_new_one() -> None:
+    federation = federation_of(engine="workers")
+    engine = federation.engine
+    assert isinstance(engine, WorkerEngine)
+    asked: list[int] = []
+
+    def memory_of(client: int) -> fedsc.State:
+        asked.append(client)
+        if len(asked) == 4:
+            raise OSError("the disk is gone")
+        return {}
+
+    def nothing(number: int) -> None:
+        pass
+
+    model = federation.server["model"]
+    other = {name: w + 1 if w.is_floating_point() else w for name, w in model.items()}
+    with pytest.raises(OSError, match="the disk is gone"):
+        list(engine.fit(1, engine.clients, other, {}, memory_of, nothing))
+    assert not engine.workers  # they still had work, with other weights
+    uploads = [upload for upload, _ in engine.fit(1, engine.clients, model, {}, memory_of, nothing)]
+    torch.set_num_threads(1)  # as in a worker
+    for upload in uploads:
+        client = engine.clients[upload.client]
+        alone, _ = engine.engine.fit_one(1, client, model, {}, {}, nothing)
+        for name, tensor in alone.model.items():
+            assert torch.equal(tensor, upload.model[name])
 
 
 def test_a_worker_that_dies_is_an_error_and_not_a_hang() -> None:

@@ -1,4 +1,4 @@
-"""Several clients at once on a CPU: worker processes, each with the sequential engine on its cores.
+"""Several clients at once on a CPU: worker processes, each with the sequential engine on one core.
 
 One client cannot keep several cores busy: the steps of a small model are over before the cores have
 shared them out, and most of their time is Python's. So each worker trains clients of its own.
@@ -72,14 +72,14 @@ class WorkerEngine:
         refill_message(self.message, received)
         largest_first = sorted(clients, key=lambda client: (-client.num_samples, client.id))
         todo = deque(client.id for client in largest_first)
-        for _ in range(AHEAD):
-            for worker in self.workers:
-                if todo:
-                    worker.send(round, todo[0], memory_of(todo.popleft()))
         results: dict[int, tuple[Upload, State]] = {}
         cores = torch.get_num_threads()
         torch.set_num_threads(1)  # the cores are the workers': copies here must not wait for one
         try:
+            for _ in range(AHEAD):
+                for worker in self.workers:
+                    if todo:
+                        worker.send(round, todo[0], memory_of(todo.popleft()))
             while len(results) < len(clients):
                 ready = wait([worker.connection for worker in self.workers], LOOK_SECONDS)
                 for worker in self.workers:
@@ -100,20 +100,19 @@ class WorkerEngine:
     def start(self, global_model: State, received: State) -> None:
         """Fork the workers, with room in shared memory for all that will travel."""
         self.global_model, self.message = shared_copy(global_model), shared_copy(received)
-        cores = max(1, torch.get_num_threads() // self.num_workers)
         room = 4 * (num_bytes(global_model) + num_bytes(received)) + 2**20
         with warnings.catch_warnings():
             # Python warns of forking beside threads: the workers touch nothing that those hold.
             warnings.simplefilter("ignore", DeprecationWarning)
             for _ in range(self.num_workers):
-                self.workers.append(Worker(self, cores, room, self.workers))
+                self.workers.append(Worker(self, room, self.workers))
         weakref.finalize(self, stop_all, self.workers)
 
 
 class Worker:
     """A worker process as its parent sees it."""
 
-    def __init__(self, engine: WorkerEngine, cores: int, room: int, before: list[Worker]) -> None:
+    def __init__(self, engine: WorkerEngine, room: int, before: list[Worker]) -> None:
         self.inboxes = [mmap.mmap(-1, room) for _ in range(AHEAD)]
         self.outboxes = [mmap.mmap(-1, room) for _ in range(AHEAD)]
         self.images = torch.zeros(1, dtype=torch.int64).share_memory_()
@@ -123,7 +122,7 @@ class Worker:
         # A worker ends when its parent does, which it learns when nobody else holds the pipe.
         to_close = [self.connection, *(worker.connection for worker in before)]
         self.process = context.Process(
-            target=serve, args=(engine, self, theirs, to_close, cores), daemon=True
+            target=serve, args=(engine, self, theirs, to_close), daemon=True
         )
         self.process.start()
         theirs.close()
@@ -161,13 +160,15 @@ class Worker:
 
 
 def serve(
-    engine: WorkerEngine, worker: Worker, connection: Connection, to_close: list[Any], cores: int
+    engine: WorkerEngine, worker: Worker, connection: Connection, to_close: list[Any]
 ) -> None:
     """The life of a worker: a client after another until the parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     for other in to_close:
         other.close()
-    torch.set_num_threads(cores)
+    # One, however many cores there are: the parent's threads are not forked, and OpenMP would wait
+    # for them for ever.
+    torch.set_num_threads(1)
 
     def count(number: int) -> None:
         worker.images += number
@@ -187,11 +188,14 @@ def serve(
 
 
 def portable(error: Exception) -> Exception:
-    """The error, or where it cannot travel, its text."""
+    """The error with the place where it was raised as a note, or if it cannot travel, as text."""
+    text = "".join(traceback.format_exception(error))
+    if not isinstance(error, FedscError):  # that is a line for people
+        error.add_note(f"raised in a worker process:\n{text}")
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
-        return RuntimeError("".join(traceback.format_exception(error)))
+        return RuntimeError(text)
     return error
 
 
