@@ -635,3 +635,5 @@ def test_personal_models_have_no_nearest_prototype() -> None:
         "digits", "fedproto,evaluation=personal_mean", rounds=1, epochs=1, train_limit=200
     )
     assert "nearest_prototype" not in run.records[0]
+    with pytest.raises(fedsc.FedscError, match="each client has its own model"):
+        _ = run.model

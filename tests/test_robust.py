@@ -154,6 +154,30 @@ def test_fedcda_keeps_and_combines_no_wrong_model(rule: str) -> None:
     assert server["model"]["weight"].norm() > 1e5
 
 
+@pytest.mark.parametrize("rule", ["samples", "uniform", *RULES])
+def test_fedcda_warms_up_as_fedavg_does(rule: Any) -> None:
+    lengths = enumerate((1.0, 2.0, 10.0, 20.0))  # of four, the median is 6; of the clipped, 4
+    uploads = [upload(k, [length, 0.0]) for k, length in lengths]
+    method = FedCDA(aggregation=rule, warmup=1.0)
+    server = {**method.init_server(Task(4, 4, 2, 2, 2, trainable=("weight",))), "model": RECEIVED}
+    found = method.aggregate(server, uploads, {})["model"]
+    expected = FedAvg(aggregation=rule).average(uploads, RECEIVED)
+    assert torch.equal(found["weight"], expected["weight"])
+
+
+@pytest.mark.parametrize("global_weights", ["uniform", "samples"])
+def test_fedcda_leaves_the_state_it_is_given_as_it_was(global_weights: Any) -> None:
+    method = FedCDA(warmup=0.0, global_weights=global_weights)
+    task = Task(2, 2, 2, 2, 3, trainable=("weight",))
+    records: dict[int, State] = {}
+    server: State = {**method.init_server(task), "model": RECEIVED}
+    server = method.aggregate(server, [upload(k, [1.0 + k, 0.0]) for k in range(2)], records)
+    later = [upload(k, [5.0, 1.0 + k]) for k in range(2)]
+    first = method.aggregate(server, later, dict(records))
+    second = method.aggregate(server, later, dict(records))
+    assert torch.equal(first["model"]["weight"], second["model"]["weight"])
+
+
 def test_fedcda_takes_the_median_over_absent_clients_too() -> None:
     method = FedCDA(aggregation="median", warmup=0.0, cache=1)
     task = Task(3, 2, 2, 2, 2, trainable=("weight",))

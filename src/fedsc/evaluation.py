@@ -131,9 +131,9 @@ def thirds_by_size(class_sizes: Tensor) -> list[Tensor]:
     Ten classes: 3, 4, 3.
     """
     order = torch.argsort(class_sizes, descending=True, stable=True)
-    third = max(1, len(order) // 3)
     if len(order) < 3:
         return [order[:1], order, order[-1:]]
+    third = len(order) // 3
     return [order[:third], order[third : len(order) - third], order[len(order) - third :]]
 
 

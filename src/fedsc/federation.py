@@ -108,7 +108,11 @@ def choose_engine(
 
 
 class Federation:
-    """A server and its clients, ready to run; `rounds()` runs it and yields a record a round."""
+    """A server and its clients, ready to run; `rounds()` runs it and yields a record a round.
+
+    Layers that a method adds to the model (FedNH's head) are drawn from PyTorch's own generator:
+    for the same numbers seed it first, as `fedsc.run` does.
+    """
 
     def __init__(
         self,

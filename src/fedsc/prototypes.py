@@ -47,6 +47,13 @@ def client_prototypes(sums: Tensor, counts: Tensor) -> Tensor:
     return sums / counts.clamp_min(1)[:, None].to(sums.dtype)
 
 
+def sent_prototypes(totals: State, min_count: int) -> State:
+    """What a client sends: c^j, zero where it has fewer than `min_count` samples, and counts."""
+    enough = totals["counts"] >= min_count
+    prototypes = client_prototypes(totals["sums"], totals["counts"]) * enough[:, None]
+    return {"prototypes": prototypes, "counts": totals["counts"]}
+
+
 def unit(vectors: Tensor) -> Tensor:
     """Vectors scaled to length 1 along the last dimension.
 
@@ -92,7 +99,9 @@ def pairwise_distance(c: Tensor, metric: str) -> Tensor:
         log_p = torch.log_softmax(rows, -1)
         p = log_p.exp()
         return (p * log_p).sum(-1)[:, :, None] - p @ log_p.transpose(1, 2)
-    return torch.cdist(rows, rows, p={"l1": 1.0, "l2": 2.0}[metric])
+    power = {"l1": 1.0, "l2": 2.0}[metric]
+    # Never by a matrix product, which for many clients would break ties.
+    return torch.cdist(rows, rows, power, compute_mode="donot_use_mm_for_euclid_dist")
 
 
 def neighbour_groups(distance: Tensor, held: Tensor, num_neighbours: int) -> Tensor:

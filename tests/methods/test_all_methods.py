@@ -11,9 +11,10 @@ import pytest
 import torch
 
 import fedsc
-from fedsc import Run
+from fedsc import FedscError, Run
 from fedsc.experiments.runner import build, execute, load
 from fedsc.methods import METHODS, FedCDA, method_from_text
+from fedsc.methods.fednh import spread_directions
 from fedsc.progress import Silent
 from fedsc.spec import RunSpec
 from fedsc.state import State, flatten
@@ -76,6 +77,14 @@ def test_every_method_learns_with_half_of_the_clients_and_missing_classes(method
     assert all(len(record["cohort"]) == 2 for record in records)
     assert all(value is not None for r in records for value in r["train_loss"].values())
     assert max(record["accuracy"] for record in records) > 0.2
+
+
+def test_fednh_begins_with_a_simplex_where_there_is_one() -> None:
+    rows = spread_directions(5, 8, "etf")
+    cosines = rows @ rows.T
+    assert torch.allclose(cosines, torch.eye(5) * 1.25 - 0.25, atol=1e-6)
+    with pytest.raises(FedscError, match="as many features as classes, not 4 for 5"):
+        spread_directions(5, 4, "etf")
 
 
 def test_fednh_with_rho_one_keeps_its_prototypes() -> None:

@@ -234,6 +234,14 @@ def test_server_agrees_with_plain_loops(pool: Pool, m: int) -> None:
     assert not server["consistent"].isnan().any()
 
 
+def test_ties_go_to_the_lower_client_however_many_there_are() -> None:
+    same = torch.randn(1, 1, 512, dtype=torch.float64).expand(60, 1, 512)
+    for metric in ("cosine", "l1", "l2", "kl"):
+        distance = eq.pairwise_distance(same, metric)
+        groups = eq.neighbour_groups(distance, torch.ones(60, 1, dtype=torch.bool), 2)
+        assert groups[0, 50].nonzero().flatten().tolist() == [0, 1, 50], metric
+
+
 @repeatable
 @given(pools(), st.integers(0, 4), st.sampled_from([0.05, 0.5]))
 def test_losses_agree_with_plain_loops(pool: Pool, m: int, tau: float) -> None:

@@ -48,9 +48,16 @@ class Run:
     spec: RunSpec
     method: Method
     records: list[Record]  # one per round: the lines of metrics.jsonl
-    model: nn.Module  # the global model, as it was tested
+    global_model: nn.Module | None  # None where each client has its own
     server: State
     folder: Path | None
+
+    @property
+    def model(self) -> nn.Module:
+        """The global model, as it was tested."""
+        if self.global_model is None:
+            raise FedscError(f"{self.method.name}: each client has its own model, none is global")
+        return self.global_model
 
     @property
     def accuracy(self) -> float:
@@ -192,8 +199,11 @@ def carry_out(
             progress.finish()
         if folder is not None:
             folder.write_json("summary.json", summarise([r["accuracy"] for r in records]))
-    load_state(federation.model, tested_model(federation.method, federation.server))
-    return Run(spec, federation.method, records, federation.model.eval(), federation.server, out)
+    method, server, model = federation.method, federation.server, None
+    if method.shares_weights():
+        model = federation.model.eval()
+        load_state(model, tested_model(method, server))
+    return Run(spec, method, records, model, server, out)
 
 
 def after_checkpoint(rounds: Iterator[Record], path: Path) -> Iterator[Record]:

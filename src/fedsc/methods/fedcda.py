@@ -68,14 +68,14 @@ class FedCDA(Method):
         self, server: State, uploads: list[Upload], records: MutableMapping[int, State]
     ) -> State:
         uploads = sorted(uploads, key=lambda upload: upload.client)
+        averaged = self.average(uploads, server.get("model"))
         if self.aggregation == "clipped_mean":
             uploads = self.clip(uploads, server["model"])  # before they are kept for later rounds
-        averaged = self.average(uploads, server.get("model"))
         server = {**server, "round": server["round"] + 1}
-        if not server["chosen_sum"]:
-            floats = {name: w for name, w in averaged.items() if w.is_floating_point()}
-            for key in ("chosen_sum", "weighted_sum"):
-                server[key] = {name: torch.zeros_like(w).double() for name, w in floats.items()}
+        floats = {name: w for name, w in averaged.items() if w.is_floating_point()}
+        for key in self.sums():  # copies, as they are added to in place
+            old = server[key] or {name: torch.zeros_like(w) for name, w in floats.items()}
+            server[key] = {name: total.double().clone() for name, total in old.items()}
 
         self.withdraw(server, uploads, records)
         warming_up = bool(server["round"] <= server["warmup_rounds"])
@@ -90,9 +90,15 @@ class FedCDA(Method):
             return {**server, "model": {**averaged, **self.middle_of_chosen(server, records)}}
         uniform = self.global_weights == "uniform"
         total = (server["samples"] > 0).sum() if uniform else server["samples"].sum()
-        summed = server["chosen_sum" if uniform else "weighted_sum"]
+        summed = server[self.sums()[-1]]
         model = {name: (value / total).to(averaged[name]) for name, value in summed.items()}
         return {**server, "model": {**averaged, **model}}  # integer buffers: the maximum
+
+    def sums(self) -> tuple[str, ...]:
+        """The sums of chosen models that the server keeps, the last for the global model."""
+        if self.global_weights == "uniform":
+            return ("chosen_sum",)
+        return "chosen_sum", "weighted_sum"
 
     def middle_of_chosen(self, server: State, records: MutableMapping[int, State]) -> State:
         """The median or the trimmed mean of all clients' chosen models.
@@ -149,7 +155,7 @@ class FedCDA(Method):
     ) -> None:
         """Choose a model for each client of a group and add the chosen ones to the sums."""
         members = [self.push(records.get(upload.client, {}), upload) for upload in group]
-        models = [[m for _, m in sorted(r["models"].items(), key=_number)] for r in members]
+        models = [list(record["models"].values()) for record in members]  # oldest first
         trainable = server["is_trainable"]
         gram, with_others, others = inner_products(
             [model for own in models for model in own], server["chosen_sum"], trainable
@@ -185,8 +191,5 @@ def add_to_sums(server: State, model: State, sign: float, samples: Tensor) -> No
     for name, value in model.items():
         value = value.to(server["chosen_sum"][name])
         server["chosen_sum"][name].add_(value, alpha=sign)
-        server["weighted_sum"][name].add_(value, alpha=sign * float(samples))
-
-
-def _number(item: tuple[str, State]) -> int:
-    return int(item[0])
+        if server["weighted_sum"]:
+            server["weighted_sum"][name].add_(value, alpha=sign * float(samples))

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import prototypes as eq
+from ..errors import FedscError
 from ..method import Batch, LocalResult, Method, Moment, Task, Upload
 from ..options import option
 from ..robust import bounded_in, bounded_prototypes
@@ -111,9 +112,14 @@ def spread_directions(num_classes: int, dim: int, kind: str) -> Tensor:
     if dim == 2:
         angle = 2 * math.pi * torch.arange(num_classes) / num_classes
         return torch.stack([angle.cos(), angle.sin()], 1)
+    if kind == "etf" and num_classes > dim:
+        raise FedscError(
+            f"fednh: init=etf needs as many features as classes, not {dim} for {num_classes}: take "
+            "init=orthogonal"
+        )
     # With C > d only the columns come out orthogonal; rows of length 1 are then well spread.
     rows = nn.init.orthogonal_(torch.empty(num_classes, dim))
-    if kind == "etf" and 1 < num_classes <= dim:  # a simplex: every cosine is -1 / (C - 1)
+    if kind == "etf" and num_classes > 1:  # a simplex: every cosine is -1 / (C - 1)
         rows = rows - rows.mean(0)
     return eq.unit(rows)
 

@@ -117,10 +117,7 @@ class FedProto(Method):
         return eq.add_sums(totals, batch.student.features, batch.labels, batch.weight)
 
     def upload(self, result: LocalResult) -> State:
-        totals = next(iter(result.observed.values()))
-        prototypes = eq.client_prototypes(totals["sums"], totals["counts"])
-        enough = totals["counts"] >= self.min_count
-        return {"prototypes": prototypes * enough[:, None], "counts": totals["counts"]}
+        return eq.sent_prototypes(next(iter(result.observed.values())), self.min_count)
 
     # Evaluation ----------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ and clients train, from the second round on, with
 
 The weights of the network are averaged as in FedAvg. Where the paper leaves a choice, the choice is
 an option below; `docs/methods.md` lists them with the place in the paper. `FedSC()` is the
-recommended reading, the preset `literal` takes Eq. 13 and 15 to the letter.
+recommended reading, the preset `literal` takes Eq. 3, 13 and 15 to the letter.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class FedSC(Method):
     sent_prototypes: ClassVar[str | None] = "prototypes"
     private_units: ClassVar[tuple[str, ...]] = ("record", "client")
     presets: ClassVar = {
-        "literal": {"u_mode": "round", "cpdr": "l1_sum"},
+        "literal": {"u_mode": "round", "cpdr": "l1_sum", "proto_source": "eval"},
         "private": {"u_mode": "none", "proto_source": "eval"},  # what DP-SGD can cover
     }
 
@@ -73,7 +73,8 @@ class FedSC(Method):
     )
     absent: Literal["skip", "zero_fill", "global_fill"] = option(
         "skip",
-        "a client without the class: left out, a zero vector in Eq. 5, or given r = g in Eq. 9",
+        "a client without the class: left out, given r = g in Eq. 9, or a zero vector in Eq. 5, "
+        "which shortens g and so acts with relational=false only",
     )
     metric: Literal["angle", "cosine", "l1", "l2", "kl"] = option(
         "angle", "nearness in Eq. 8: difference of angles to g, or directly between prototypes"
@@ -153,7 +154,8 @@ class FedSC(Method):
         names = "relational", "relational_exists", "owner", "consistent", "consistent_exists"
         message = {name: server[name] for name in names}
         if self.schedule != "constant":
-            progress = server["round"] / server["num_rounds"]
+            # A round counts when uploads came of it, so the survey before the first may not.
+            progress = (server["round"] / server["num_rounds"]).clamp_min(0)
             message["strength"] = progress if self.schedule == "rising" else 1 - progress
         return message
 
@@ -419,9 +421,7 @@ class FedSC(Method):
 
     def upload(self, result: LocalResult) -> State:
         totals = result.observed["end" if "end" in result.observed else "last_epoch"]
-        prototypes = eq.client_prototypes(totals["sums"], totals["counts"])
-        enough = totals["counts"] >= self.min_count
-        return {"prototypes": prototypes * enough[:, None], "counts": totals["counts"]}
+        return eq.sent_prototypes(totals, self.min_count)
 
     def measure(self, result: LocalResult) -> State:
         moment = self.u_moment()
