@@ -37,6 +37,7 @@ from .results_table import (
     measured_text,
     option_text,
     recorded_method,
+    refuse_same_seed,
     told_apart,
     value_of,
 )
@@ -344,11 +345,9 @@ def rows_of(runs: list[RunData]) -> list[Row]:
     groups: dict[tuple[str, tuple[str, ...], str], list[RunData]] = {}
     for (method, *options), group in told_apart(runs, besides=("rounds",)).items():
         for run in group:
-            same = groups.setdefault((method, tuple(options), run.rounds), [])
-            twin = next((r for r in same if r.spec["seed"] == run.spec["seed"]), None)
-            if twin is not None:
-                raise FedscError(f"{twin.path} and {run.path} are the same run: take one out")
-            same.append(run)
+            groups.setdefault((method, tuple(options), run.rounds), []).append(run)
+    for group in groups.values():
+        refuse_same_seed(group)
     order = {name: number for number, name in enumerate(METHODS)}
     rows = [Row(*key, group) for key, group in groups.items()]
     return sorted(rows, key=lambda row: order.get(row.method.split(",")[0], len(order)))

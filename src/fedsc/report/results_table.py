@@ -46,10 +46,14 @@ Groups = dict[str, list[RunData]]
 
 def groups_by_setting(runs: list[RunData]) -> dict[str, Groups]:
     """Runs that differ in their seed only, by data set and setting, and by what sets them apart."""
-    return {
+    settings = {
         title: {", ".join(words): group for words, group in told_apart(members).items()}
         for title, members in by_setting(runs).items()
     }
+    for groups in settings.values():
+        for group in groups.values():
+            refuse_same_seed(group)
+    return settings
 
 
 def by_setting(runs: list[RunData]) -> dict[str, list[RunData]]:
@@ -143,6 +147,15 @@ def accuracy_by(classifier: str, run: RunData, record: dict[str, Any]) -> float 
 def measured_text(runs: list[RunData], classifier: str, expected: int) -> str:
     found = measured(runs, classifier)
     return percent_text([*found], expected) if found else "-"
+
+
+def refuse_same_seed(runs: list[RunData]) -> None:
+    """In one row, where each is to be a seed of its own."""
+    of_seed: dict[int, RunData] = {}
+    for run in runs:
+        twin = of_seed.setdefault(run.spec["seed"], run)
+        if twin is not run:
+            raise FedscError(f"{twin.path} and {run.path} are the same run: take one out")
 
 
 def results_tables(runs: list[RunData], accuracy: float | None = None) -> list[TextTable]:
