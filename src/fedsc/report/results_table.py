@@ -25,6 +25,7 @@ from .grid_table import (
     significance_text,
 )
 from .runs import RunData, setting_of
+from .table import diverged
 from .text_table import Block, TextTable, as_latex, as_markdown
 
 # These follow from the others, from the seed, or do not change a result.
@@ -184,7 +185,8 @@ def results_tables(runs: list[RunData], accuracy: float | None = None) -> list[T
                 notes.append(f"{name.capitalize()}: after the last round {meaning}.")
         blocks += cost_blocks(list(groups.values()), accuracy)
         notes += filter(None, [significance_text(groups)])
-        tables.append(TextTable(title, "method", list(groups), blocks, tuple(notes)))
+        names = [name + diverged(group) for name, group in groups.items()]
+        tables.append(TextTable(title, "method", names, blocks, tuple(notes)))
     return tables
 
 
