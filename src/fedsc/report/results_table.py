@@ -18,6 +18,7 @@ from ..spec import RunSpec
 from .grid_table import (
     as_csv,
     best_and_second,
+    comparable_means,
     cost_blocks,
     level_for_all,
     numbers_of,
@@ -162,7 +163,6 @@ def refuse_same_seed(runs: list[RunData]) -> None:
 def results_tables(runs: list[RunData], accuracy: float | None = None) -> list[TextTable]:
     tables = []
     for title, groups in groups_by_setting(runs).items():
-        means = [statistics.mean(r.summary["last"] for r in group) for group in groups.values()]
         seeds = max(map(len, groups.values()))
         last = [
             (percent_text([100 * run.summary["last"] for run in group], seeds),)
@@ -173,7 +173,7 @@ def results_tables(runs: list[RunData], accuracy: float | None = None) -> list[T
             for group in groups.values()
         ]
         blocks = [
-            Block("last", ("",), last, best_and_second(list(means))),
+            Block("last", ("",), last, best_and_second(comparable_means([*groups.values()]))),
             Block("best", ("",), best),
         ]
         notes = ["Test accuracy in % after the last round and at its best."]
@@ -183,6 +183,8 @@ def results_tables(runs: list[RunData], accuracy: float | None = None) -> list[T
                 texts = [(measured_text(group, name, seeds),) for group in groups.values()]
                 blocks.append(Block(name, ("",), texts))
                 notes.append(f"{name.capitalize()}: after the last round {meaning}.")
+        if any(text.endswith("]") for block in blocks for row in block.rows for text in row):
+            notes.append("[2/3]: of two seeds, where a row has three.")
         blocks += cost_blocks(list(groups.values()), accuracy)
         notes += filter(None, [significance_text(groups)])
         names = [name + diverged(group) for name, group in groups.items()]
@@ -217,12 +219,17 @@ def _csv_lines(runs: list[RunData], accuracy: float | None) -> list[dict[str, An
                     "seeds": len(group),
                     "mean": statistics.mean(last),
                     "std": statistics.stdev(last) if len(last) > 1 else None,
-                    **{other: _mean(measured(group, other)) for other in others},
+                    **_means_by_others(group, others),
                     **numbers_of(group, target),
                 }
             )
     return lines
 
 
-def _mean(values: list[float]) -> float | None:
-    return statistics.mean(values) if values else None
+def _means_by_others(runs: list[RunData], classifiers: list[str]) -> dict[str, float | None]:
+    """Each beside the number of seeds that were measured by it."""
+    means: dict[str, float | None] = {}
+    for name in classifiers:
+        found = measured(runs, name)
+        means |= {name: statistics.mean(found) if found else None, f"{name}_seeds": len(found)}
+    return means
