@@ -19,6 +19,7 @@ from fedsc.report.grid_table import (
     level_for_all,
     markdown_page,
     notes_of,
+    only_most,
     percent_text,
     rounds_text,
     significance_table,
@@ -110,16 +111,15 @@ Missing: 5 of 12 runs ([2/3]: two of three seeds are there).
 
 | method | NID1 ours | paper | diff. | rounds to 40% ours | paper | diff. | NID2 | mean |
 | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
-| FedAvg | *51.00 ± 1.41* | 50.00 | +1.00 | *3.0 ± 0.0* | 3 | +0.0 | **31.00 ± 1.41** | **41.00 ± 1.41** |
+| FedAvg | *51.00 ± 1.41* | 50.00 | +1.00 | *3.0 ± 0.0* | 3 | +0.0 | 31.00 ± 1.41 | 41.00 ± 1.41 |
 | MOON | missing | - | - | missing | - | - | missing | missing |
-| FedSC | **61.50 ± 2.12** | 61.50 | +0.00 | **2.0 ± 0.0** | 2 | +0.0 | *20.00 [1/2]\\** | *40.00 [1/2]* |
+| FedSC | **61.50 ± 2.12** | 61.50 | +0.00 | **2.0 ± 0.0** | 2 | +0.0 | 20.00 [1/2]\\* | 40.00 [1/2] |
 
 ### Best against second
 
 | column | best | second | ahead by | p |
 | --- | ---: | ---: | ---: | ---: |
 | CIFAR, NID1 | FedSC | FedAvg | 10.50 | 0.030 |
-| CIFAR, NID2 | FedAvg | FedSC | 11.00 | one seed |
 
 p: two-sided paired t-test on the last accuracies of the seeds that both have.
 
@@ -151,7 +151,7 @@ def test_latex_has_the_same_cells(results: Results) -> None:
     text = latex_page(results)
     assert (
         r"FedSC & \textbf{61.50 $\pm$ 2.12} & 61.50 & $+0.00$ & \textbf{2.0 $\pm$ 0.0} & 2 & "
-        r"$+0.0$ & \underline{20.00 [1/2]*} & \underline{40.00 [1/2]} \\"
+        r"$+0.0$ & 20.00 [1/2]* & 40.00 [1/2] \\"
     ) in text
     assert r"MOON & missing & - & - & missing & - & - & missing & missing \\" in text
     assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 4
@@ -219,14 +219,36 @@ def test_words_instead_of_a_p_value() -> None:
     one = [run("a", 0, [60]), run("a", 1, [61])]
     other = [run("b", 0, [50]), run("b", 1, [51])]
     assert best_against_second({"a": one, "b": other}) == ("a", "b", "10.00", "no spread")
-    assert best_against_second({"a": one[:1], "b": other}) == ("a", "b", "9.50", "one seed")
-    assert best_against_second({"a": one[:1], "b": other[1:]}) == (
+    assert best_against_second({"a": one[:1], "b": other[:1]}) == ("a", "b", "10.00", "one seed")
+    assert best_against_second({"a": one[:1], "b": other[1:]}) is None  # no seed that both have
+    assert best_against_second({"a": one, "b": []}) is None
+
+
+def test_the_best_is_ahead_by_what_it_is_on_shared_seeds() -> None:
+    """Seed 1 alone is shared: 64 - 50, where the means are 62 and 55."""
+    best = [run("a", 0, [60]), run("a", 1, [64])]
+    second = [run("b", 1, [50]), run("b", 2, [60])]
+    lucky = [run("c", 1, [90])]
+    cut = [run("d", 0, [10]), run("d", 1, [10])]
+    assert best_against_second({"d": cut, "c": lucky, "b": second, "a": best}) == (
         "a",
         "b",
-        "9.00",
-        "no shared seed",
+        "14.00",
+        "one seed",
     )
-    assert best_against_second({"a": one, "b": []}) is None
+    longer = [run("e", 0, [1, 20]), run("f", 0, [1, 10])]  # what came further is compared alone
+    assert best_against_second({"a": best, "e": longer[:1], "f": longer[1:]}) == (
+        "e",
+        "f",
+        "10.00",
+        "one seed",
+    )
+
+
+def test_marks_go_to_rows_of_the_most_seeds() -> None:
+    means = [90.0, 60.0, 50.0, None]
+    assert best_and_second(only_most(means, [1, 3, 3, 9])) == ["", "best", "second", ""]
+    assert best_and_second(only_most(means, [3, 1, 1, 0])) == ["", "", "", ""]
 
 
 def test_one_column_needs_no_table_of_significance(results: Results) -> None:
@@ -280,11 +302,23 @@ def test_what_calibration_would_give_has_a_column_where_it_was_measured() -> Non
     found = {block.heading: block.rows for block in table.blocks}
     assert found["calibrated"] == [("70.00 [1/2]",), ("-",)]
     assert found["summed"] == [("80.00 [1/2]",), ("-",)]
+    assert "[2/3]: of two seeds, where a row has three." in table.notes
     assert "averaged" not in found
     assert any(note.startswith("Calibrated: ") for note in table.notes)
     lines = [*csv.DictReader(io.StringIO(results_file(runs, Path("x.csv"))))]
     assert [line["calibrated"] for line in lines] == ["70.0", ""]
     assert [line["summed"] for line in lines] == ["80.0", ""]
+    assert [line["summed_seeds"] for line in lines] == ["1", "0"]
+    assert [line["seeds"] for line in lines] == ["2", "1"]
+
+
+def test_a_lucky_seed_is_not_the_best_of_any_runs() -> None:
+    runs = [run("fedavg", seed, [50]) for seed in (0, 1)]
+    runs += [run("moon", seed, [40]) for seed in (0, 1)] + [run("fedsc", 0, [90], diverged=True)]
+    (table,) = results_tables(runs)
+    assert table.row_names == ["fedavg", "moon", "fedsc (diverged)"]
+    assert table.blocks[0].marks == ["best", "second", ""]
+    assert any(note.startswith("Best against second: fedavg over moon") for note in table.notes)
 
 
 def test_files_of_any_runs() -> None:

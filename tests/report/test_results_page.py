@@ -100,7 +100,7 @@ def test_what_calibration_would_give(tmp_path: Path) -> None:
     assert [(row[0], row[6], row[7]) for row in rows[:8]] == [
         ("| method", "calibrated", "summed"),
         ("| ---", "---:", "---:"),
-        ("| fedavg", "81.00 ± 1.41", "70.00 ± 0.00"),
+        ("| fedavg", "81.00 ± 1.41 [2/3]", "70.00 ± 0.00 [2/3]"),
         ("| moon", "-", "-"),
         ("| fedsc+", "-", "90.00"),
         (r"| fedsc+,averaged\_weight=0", "90.00", "-"),
@@ -173,6 +173,27 @@ def test_search_over_seeds_and_settings(tmp_path: Path) -> None:
     assert lines[2] == "| fedsc | 2 | 5 | 55.00 | 55.00 ± 7.07 | 0.00 |"
     assert "| fedsc | 1 | 30.00 | - |" in lines
     assert sum("NID2" in line for line in lines) == 1
+
+
+def test_rows_of_fewer_seeds_are_not_marked_and_what_few_seeds_have_is(tmp_path: Path) -> None:
+    """Of fedsc one seed is also FedAvg's; moon has the best accuracy, of one seed."""
+    for seed, accuracy in ((0, 0.5), (1, 0.6)):
+        write_run(tmp_path / f"a{seed}", "fedavg", seed, [accuracy] * 5)
+    write_run(tmp_path / "b1", "fedsc", 1, [0.7] * 5, drift=True)
+    write_run(tmp_path / "b2", "fedsc", 2, [0.9] * 5)
+    write_run(tmp_path / "c3", "moon", 3, [0.95] * 5)
+    rows = [line.split(" | ") for line in block("comparison", [str(tmp_path)]).splitlines()]
+    assert [(row[0], row[3], row[6]) for row in rows[2:5]] == [
+        ("| fedavg", "*55.00 ± 7.07*", "-"),
+        ("| moon", "95.00", "-"),
+        ("| fedsc", "**80.00 ± 14.14**", "+10.00 [1/2]"),
+    ]
+    rows = [line.split(" | ") for line in block("search", [str(tmp_path)]).splitlines()]
+    assert [(row[0], row[3], row[5]) for row in rows[2:5]] == [
+        ("| fedavg", "*55.00*", "-"),
+        ("| moon", "95.00", "-"),
+        ("| fedsc", "**80.00**", "70.00 [1/2]"),
+    ]
 
 
 def test_seeds_one_by_one(tmp_path: Path) -> None:

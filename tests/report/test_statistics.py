@@ -10,6 +10,7 @@ from fedsc.report.runs import RunData
 from fedsc.report.statistics import (
     bytes_to,
     mean_and_spread,
+    paired_by_seed,
     paired_p_value,
     rounds_to,
     seconds_to,
@@ -59,6 +60,13 @@ def test_the_t_test_pairs_by_seed() -> None:
     second = [run_with([value], seed) for seed, value in enumerate((4.0, 5.0, 6.0))]
     assert paired_p_value(first, second) == pytest.approx(0.07418, abs=1e-5)
     assert paired_p_value(first, second[::-1]) == pytest.approx(0.07418, abs=1e-5)
+
+
+def test_pairs_are_of_the_seeds_that_both_have() -> None:
+    first = [run_with([0.1, 0.5], 0), run_with([0.1, 0.6], 2)]
+    second = [run_with([0.7], 2), run_with([0.8], 1)]
+    assert paired_by_seed(first, second) == [(0.6, 0.7)]
+    assert paired_by_seed(first, second[1:]) == []
 
 
 def test_without_two_shared_seeds_or_any_variation_there_is_no_p_value() -> None:

@@ -37,7 +37,7 @@ from ..report.grid_table import (
     significance_table,
 )
 from ..report.results_table import results_file, results_tables
-from ..report.runs import RunData, find_runs
+from ..report.runs import RunData, find_runs, without_copies
 from ..report.text_table import TextTable, for_terminal
 from ..spec import NOT_PART_OF_THE_HASH, RunSpec
 from .cells import cells_of, locked, read_cell, run_cells
@@ -189,7 +189,9 @@ def results(
             warn(f"skipped: {run.path} is unfinished (round {run.rounds})")
         elif not run.measured:
             warn(f"skipped: {run.path} has rounds without an accuracy")
-    finished = [run for run in runs if run.complete and run.measured]
+    finished, copies = without_copies([run for run in runs if run.complete and run.measured])
+    for line in copies:
+        warn(line)
     if not finished:
         raise FedscError(f"no finished run in {', '.join(map(str, others))}")
     if file is not None:

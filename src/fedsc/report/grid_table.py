@@ -19,6 +19,7 @@ from .statistics import (
     ACCURACY_LEVELS,
     bytes_to,
     mean_and_spread,
+    paired_by_seed,
     paired_p_value,
     rounds_to,
     seconds_to,
@@ -100,7 +101,7 @@ def _block(results: Results, column: Column) -> Block:
             continue
         paper = grid.paper.get((row.name, column.key))
         rows.append((text, _paper_text(column, paper), _difference_text(column, found, paper)))
-    means = [_mean(found) for found in values]
+    means = only_most([_mean(found) for found in values], [len(found) for found in values])
     return Block(
         heading=column.heading,
         names=("ours", "paper", "diff.") if has_paper else ("",),
@@ -175,6 +176,24 @@ def best_and_second(means: list[float | None], lower_is_better: bool = False) ->
     return ["" if mean is None else names.get(mean, "") for mean in means]
 
 
+def only_most(means: list[float | None], amounts: list[int]) -> list[float | None]:
+    """The means of those rows that have the most of something, seeds or rounds, and None for the
+    others: a lucky seed is no better than three."""
+    most = max((n for m, n in zip(means, amounts, strict=True) if m is not None), default=0)
+    return [m if n == most else None for m, n in zip(means, amounts, strict=True)]
+
+
+def comparable_means(groups: list[list[RunData]]) -> list[float | None]:
+    """Of the last accuracies in %, where the runs came furthest, and of these where the most seeds
+    are; None for the others."""
+    means = [
+        statistics.mean(100 * run.summary["last"] for run in runs) if runs else None
+        for runs in groups
+    ]
+    rounds = [min((run.records[-1]["round"] for run in runs), default=0) for runs in groups]
+    return only_most(only_most(means, rounds), [len(runs) for runs in groups])
+
+
 # Significance -------------------------------------------------------------------------------------
 
 
@@ -218,24 +237,24 @@ def significance_text(groups: dict[str, list[RunData]]) -> str:
 
 
 def best_against_second(groups: dict[str, list[RunData]]) -> tuple[str, str, str, str] | None:
-    """Names of the two best groups, the difference of their means in points, and p in words."""
-    means = {
-        name: statistics.mean(100 * run.summary["last"] for run in runs)
-        for name, runs in groups.items()
-        if runs
-    }
-    if len(means) < 2:
+    """Names of the two best groups, the mean difference in points and p in words, over the seeds
+    that both have; None where there are no two, or none that they share."""
+    means = dict(zip(groups, comparable_means(list(groups.values())), strict=True))
+    known = {name: mean for name, mean in means.items() if mean is not None}
+    if len(known) < 2:
         return None
-    best, second = sorted(means, key=lambda name: -means[name])[:2]
-    shared = {run.spec["seed"] for run in groups[best]} & {r.spec["seed"] for r in groups[second]}
+    best, second = sorted(known, key=lambda name: -known[name])[:2]
+    pairs = paired_by_seed(groups[best], groups[second])
+    if not pairs:
+        return None
     p = paired_p_value(groups[best], groups[second])
-    if len(shared) < 2:
-        text = "one seed" if shared else "no shared seed"
+    if len(pairs) < 2:
+        text = "one seed"
     elif p is None:
         text = "no spread"
     else:
         text = p_text(p)
-    return best, second, f"{means[best] - means[second]:.2f}", text
+    return best, second, f"{100 * statistics.mean(a - b for a, b in pairs):.2f}", text
 
 
 def p_text(p: float) -> str:

@@ -24,7 +24,7 @@ from ..spec import NOT_PART_OF_THE_HASH
 from .checks import FILES, check_file
 from .colours import COLOURS, COLOURS_ON_DARK
 from .results_table import method_of
-from .runs import RunData, find_folders, read_run, setting_of
+from .runs import RunData, find_folders, read_run, setting_of, without_copies
 from .statistics import (
     ACCURACY_LEVELS,
     bytes_to,
@@ -265,7 +265,6 @@ def _run_data(run: RunData) -> Json:
         "setting": setting_of(spec),
         "seed": int(spec["seed"]),
         "rounds": int(spec["rounds"]),
-        "hash": str(spec["hash"]),
         "complete": run.complete,
         "diverged": any(record.get("diverged") for record in records),
         "round": [int(record["round"]) for record in records],
@@ -337,7 +336,9 @@ def _shortened(value: Any) -> Any:
 
 
 def _page_data(read: list[tuple[RunData, Json]], stopped: list[Path], skipped: list[str]) -> Json:
-    read, copies = _without_copies(read)
+    counted, copies = without_copies([run for run, _ in read])
+    folders = {run.path for run in counted}
+    read = [(run, found) for run, found in read if run.path in folders]
     partitions: dict[str, Json] = {}
     runs: list[Json] = []
     for (run, found), method in zip(read, _method_labels([run for run, _ in read]), strict=True):
@@ -346,7 +347,7 @@ def _page_data(read: list[tuple[RunData, Json]], stopped: list[Path], skipped: l
         table = found["partition"]
         if table is not None:
             partitions.setdefault(str(table.get("hash")), table)
-        shown = {key: value for key, value in found.items() if key not in ("notes", "hash")}
+        shown = {key: value for key, value in found.items() if key != "notes"}
         shown |= {"method": method, "state": state}
         runs.append({**shown, "partition": table and str(table.get("hash"))})
     for run_data, options in zip(runs, _varying_options([run for run, _ in read]), strict=True):
@@ -363,23 +364,6 @@ def _page_data(read: list[tuple[RunData, Json]], stopped: list[Path], skipped: l
         "groups": groups,
         "skipped": [*skipped, *copies],
     }
-
-
-def _without_copies(
-    read: list[tuple[RunData, Json]],
-) -> tuple[list[tuple[RunData, Json]], list[str]]:
-    """The same run in two folders counts once, with the one that is further."""
-    best: dict[str, RunData] = {}
-    for run, found in read:
-        other = best.get(found["hash"])
-        if other is None or len(run.records) > len(other.records):
-            best[found["hash"]] = run
-    copies = [
-        f"{run.path} is the same run as {best[found['hash']].path}: counted once"
-        for run, found in read
-        if best[found["hash"]] is not run
-    ]
-    return [(run, found) for run, found in read if best[found["hash"]] is run], copies
 
 
 def _method_labels(runs: list[RunData]) -> list[str]:

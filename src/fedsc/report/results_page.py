@@ -28,7 +28,14 @@ from ..methods import METHODS, changed_options
 from ..models import default_model
 from ..options import options_of
 from ..spec import NOT_PART_OF_THE_HASH, RunSpec
-from .grid_table import best_and_second, p_text, percent_text
+from .grid_table import (
+    best_and_second,
+    comparable_means,
+    only_most,
+    p_text,
+    percent_text,
+    seeds_text,
+)
 from .results_table import (
     CLASSIFIERS,
     accuracy_by,
@@ -37,11 +44,12 @@ from .results_table import (
     measured_text,
     option_text,
     recorded_method,
+    refuse_same_seed,
     told_apart,
     value_of,
 )
 from .runs import RunData, find_runs
-from .statistics import paired_p_value
+from .statistics import paired_by_seed, paired_p_value
 from .table import Number, diverged
 from .text_table import Block, TextTable, as_markdown
 
@@ -185,23 +193,17 @@ def _comparison(runs: list[RunData]) -> str:
     rows = rows_of(runs)
     paper = [paper_number(row.runs[0]) for row in rows]
     ahead = [ahead_of_fedavg(row, rows) for row in rows]
-    last = [[100 * run.summary["last"] for run in row.runs] for row in rows]
-    furthest = max(run.records[-1]["round"] for run in runs)
-    comparable = [
-        statistics.mean(values) if row.runs[0].records[-1]["round"] == furthest else None
-        for row, values in zip(rows, last, strict=True)
-    ]
+    last = [share_text(run.summary["last"] for run in row.runs) for row in rows]
+    marks = best_and_second(comparable_means([row.runs for row in rows]))
     blocks = [
         column("seeds", (f"{len(row.runs)}" for row in rows)),
         column("rounds", (row.rounds for row in rows)),
-        column(
-            "last", (percent_text([*values], 0) for values in last), best_and_second(comparable)
-        ),
+        column("last", last, marks),
         column("mean of last 5", (share_text(mean_of_last(r) for r in row.runs) for row in rows)),
         column("best", (mean_text(run.summary["best"] for run in row.runs) for row in rows)),
     ]
     blocks += [
-        column(name, (measured_text(row.runs, name, 0) for row in rows))
+        column(name, (measured_text(row.runs, name, len(row.runs)) for row in rows))
         for name in CLASSIFIERS
         if any_measured(runs, name)
     ]
@@ -231,7 +233,8 @@ def _by_seed(runs: list[RunData]) -> str:
             [mean_of_last(run) for run in row.runs if run.spec["seed"] == seed] for row in rows
         ]
         means = [100 * found[0] if found and found[0] is not None else None for found in shares]
-        blocks.append(column(f"seed {seed}", map(number_text, means), best_and_second(means)))
+        marks = best_and_second(only_most(means, [row.runs[0].spec["rounds"] for row in rows]))
+        blocks.append(column(f"seed {seed}", map(number_text, means), marks))
     paper = [paper_number(row.runs[0]) for row in rows]
     if any(number is not None for number in paper):
         blocks.append(column("paper", map(number_text, paper)))
@@ -250,12 +253,11 @@ def _search(runs: list[RunData]) -> str:
         blocks.insert(0, column("seeds", (f"{len(row.runs)}" for row in rows)))
     for number in SEARCH_ROUNDS:
         found = [[accuracy_after(number, run) for run in row.runs] for row in rows]
-        known = [[100 * value for value in values if value is not None] for values in found]
+        known = [[value for value in values if value is not None] for values in found]
         if any(known):
             means = [statistics.mean(values) if values else None for values in known]
-            blocks.append(
-                column(f"after {number}", map(number_text, means), best_and_second(means))
-            )
+            marks = best_and_second(only_most(means, [len(values) for values in known]))
+            blocks.append(column(f"after {number}", map(mean_text, found), marks))
     blocks.append(
         column("mean of last 5", (share_text(mean_of_last(r) for r in row.runs) for row in rows))
     )
@@ -344,11 +346,9 @@ def rows_of(runs: list[RunData]) -> list[Row]:
     groups: dict[tuple[str, tuple[str, ...], str], list[RunData]] = {}
     for (method, *options), group in told_apart(runs, besides=("rounds",)).items():
         for run in group:
-            same = groups.setdefault((method, tuple(options), run.rounds), [])
-            twin = next((r for r in same if r.spec["seed"] == run.spec["seed"]), None)
-            if twin is not None:
-                raise FedscError(f"{twin.path} and {run.path} are the same run: take one out")
-            same.append(run)
+            groups.setdefault((method, tuple(options), run.rounds), []).append(run)
+    for group in groups.values():
+        refuse_same_seed(group)
     order = {name: number for number, name in enumerate(METHODS)}
     rows = [Row(*key, group) for key, group in groups.items()]
     return sorted(rows, key=lambda row: order.get(row.method.split(",")[0], len(order)))
@@ -383,15 +383,19 @@ def setting_note(runs: list[RunData]) -> str:
 
 
 def share_text(values: Iterable[Number]) -> str:
-    """Shares (0 to 1) of seeds in %, with their spread."""
-    known = [100 * value for value in values if value is not None]
-    return percent_text([*known], 0) if known else NOTHING
+    """Shares (0 to 1) of seeds in %, with their spread; `[1/2]` where one of two lacks it."""
+    shares = [*values]
+    known = [100 * value for value in shares if value is not None]
+    return percent_text([*known], len(shares)) if known else NOTHING
 
 
 def mean_text(values: Iterable[Number]) -> str:
-    """Shares (0 to 1) of seeds in %, their mean only."""
-    known = [100 * value for value in values if value is not None]
-    return number_text(statistics.mean(known)) if known else NOTHING
+    """Shares (0 to 1) of seeds in %, their mean only; `[1/2]` where one of two lacks it."""
+    shares = [*values]
+    known = [100 * value for value in shares if value is not None]
+    if not known:
+        return NOTHING
+    return number_text(statistics.mean(known)) + seeds_text(len(known), len(shares))
 
 
 def number_text(value: Number) -> str:
@@ -436,13 +440,13 @@ def ahead_of_fedavg(row: Row, rows: list[Row]) -> tuple[str, str] | None:
             break
     else:
         return None
-    mine, theirs = ({r.spec["seed"]: r.summary["last"] for r in x.runs} for x in (row, other))
-    shared = mine.keys() & theirs.keys()
-    if row is other or not shared:
+    pairs = paired_by_seed(row.runs, other.runs)
+    if row is other or not pairs:
         return None
-    points = 100 * statistics.mean(mine[seed] - theirs[seed] for seed in shared)
-    p = paired_p_value(row.runs, other.runs) if len(shared) >= FEWEST_SEEDS else None
-    return f"{points:+.2f}", NOTHING if p is None else p_text(p)
+    points = 100 * statistics.mean(mine - theirs for mine, theirs in pairs)
+    p = paired_p_value(row.runs, other.runs) if len(pairs) >= FEWEST_SEEDS else None
+    text = f"{points:+.2f}" + seeds_text(len(pairs), len(row.runs))
+    return text, NOTHING if p is None else p_text(p)
 
 
 # The paper's numbers ------------------------------------------------------------------------------

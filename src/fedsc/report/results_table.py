@@ -18,6 +18,7 @@ from ..spec import RunSpec
 from .grid_table import (
     as_csv,
     best_and_second,
+    comparable_means,
     cost_blocks,
     level_for_all,
     numbers_of,
@@ -25,6 +26,7 @@ from .grid_table import (
     significance_text,
 )
 from .runs import RunData, setting_of
+from .table import diverged
 from .text_table import Block, TextTable, as_latex, as_markdown
 
 # These follow from the others, from the seed, or do not change a result.
@@ -46,10 +48,14 @@ Groups = dict[str, list[RunData]]
 
 def groups_by_setting(runs: list[RunData]) -> dict[str, Groups]:
     """Runs that differ in their seed only, by data set and setting, and by what sets them apart."""
-    return {
+    settings = {
         title: {", ".join(words): group for words, group in told_apart(members).items()}
         for title, members in by_setting(runs).items()
     }
+    for groups in settings.values():
+        for group in groups.values():
+            refuse_same_seed(group)
+    return settings
 
 
 def by_setting(runs: list[RunData]) -> dict[str, list[RunData]]:
@@ -145,10 +151,18 @@ def measured_text(runs: list[RunData], classifier: str, expected: int) -> str:
     return percent_text([*found], expected) if found else "-"
 
 
+def refuse_same_seed(runs: list[RunData]) -> None:
+    """In one row, where each is to be a seed of its own."""
+    of_seed: dict[int, RunData] = {}
+    for run in runs:
+        twin = of_seed.setdefault(run.spec["seed"], run)
+        if twin is not run:
+            raise FedscError(f"{twin.path} and {run.path} are the same run: take one out")
+
+
 def results_tables(runs: list[RunData], accuracy: float | None = None) -> list[TextTable]:
     tables = []
     for title, groups in groups_by_setting(runs).items():
-        means = [statistics.mean(r.summary["last"] for r in group) for group in groups.values()]
         seeds = max(map(len, groups.values()))
         last = [
             (percent_text([100 * run.summary["last"] for run in group], seeds),)
@@ -159,7 +173,7 @@ def results_tables(runs: list[RunData], accuracy: float | None = None) -> list[T
             for group in groups.values()
         ]
         blocks = [
-            Block("last", ("",), last, best_and_second(list(means))),
+            Block("last", ("",), last, best_and_second(comparable_means([*groups.values()]))),
             Block("best", ("",), best),
         ]
         notes = ["Test accuracy in % after the last round and at its best."]
@@ -169,9 +183,12 @@ def results_tables(runs: list[RunData], accuracy: float | None = None) -> list[T
                 texts = [(measured_text(group, name, seeds),) for group in groups.values()]
                 blocks.append(Block(name, ("",), texts))
                 notes.append(f"{name.capitalize()}: after the last round {meaning}.")
+        if any(text.endswith("]") for block in blocks for row in block.rows for text in row):
+            notes.append("[2/3]: of two seeds, where a row has three.")
         blocks += cost_blocks(list(groups.values()), accuracy)
         notes += filter(None, [significance_text(groups)])
-        tables.append(TextTable(title, "method", list(groups), blocks, tuple(notes)))
+        names = [name + diverged(group) for name, group in groups.items()]
+        tables.append(TextTable(title, "method", names, blocks, tuple(notes)))
     return tables
 
 
@@ -202,12 +219,17 @@ def _csv_lines(runs: list[RunData], accuracy: float | None) -> list[dict[str, An
                     "seeds": len(group),
                     "mean": statistics.mean(last),
                     "std": statistics.stdev(last) if len(last) > 1 else None,
-                    **{other: _mean(measured(group, other)) for other in others},
+                    **_means_by_others(group, others),
                     **numbers_of(group, target),
                 }
             )
     return lines
 
 
-def _mean(values: list[float]) -> float | None:
-    return statistics.mean(values) if values else None
+def _means_by_others(runs: list[RunData], classifiers: list[str]) -> dict[str, float | None]:
+    """Each beside the number of seeds that were measured by it."""
+    means: dict[str, float | None] = {}
+    for name in classifiers:
+        found = measured(runs, name)
+        means |= {name: statistics.mean(found) if found else None, f"{name}_seeds": len(found)}
+    return means

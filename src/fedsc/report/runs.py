@@ -113,6 +113,26 @@ def find_runs(paths: list[Path]) -> tuple[list[RunData], list[str]]:
     return runs, skipped
 
 
+def without_copies(runs: list[RunData]) -> tuple[list[RunData], list[str]]:
+    """The same run in two folders counts once, with the one that is further (of two equally far,
+    the one that was measured more); and a line for each that does not count."""
+
+    def extent(run: RunData) -> tuple[int, int]:
+        return len(run.records), len(run.records[-1])
+
+    best: dict[str, RunData] = {}
+    for run in runs:
+        other = best.get(run.spec["hash"])
+        if other is None or extent(run) > extent(other):
+            best[run.spec["hash"]] = run
+    copies = [
+        f"{run.path} is the same run as {best[run.spec['hash']].path}: counted once"
+        for run in runs
+        if best[run.spec["hash"]] is not run
+    ]
+    return [run for run in runs if best[run.spec["hash"]] is run], copies
+
+
 def find_folders(paths: list[Path]) -> tuple[list[Path], list[str]]:
     """Folders with a spec.json at or below the paths, and a line for each without any."""
     folders: dict[Path, Path] = {}  # by resolved path: the same may be named twice

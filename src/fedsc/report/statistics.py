@@ -32,22 +32,23 @@ def seconds_to(run: RunData, accuracy: float) -> float | None:
     return _sum_to(run, accuracy, lambda record: record["timing"]["seconds"])
 
 
+def paired_by_seed(first: list[RunData], second: list[RunData]) -> list[tuple[float, float]]:
+    """The last accuracies of both, of the seeds that both have."""
+    mine, theirs = ({run.spec["seed"]: run.summary["last"] for run in x} for x in (first, second))
+    return [(mine[seed], theirs[seed]) for seed in sorted(mine.keys() & theirs.keys())]
+
+
 def paired_p_value(first: list[RunData], second: list[RunData]) -> float | None:
     """Two-sided paired t-test on the last accuracies of the seeds that both groups have.
 
     None where fewer than two seeds are shared, or where all differences are equal.
     """
-    accuracy_of = [
-        {run.spec["seed"]: run.summary["last"] for run in runs} for runs in (first, second)
-    ]
-    seeds = sorted(accuracy_of[0].keys() & accuracy_of[1].keys())
-    pairs = [[accuracy[seed] for seed in seeds] for accuracy in accuracy_of]
-    differences = {round(a - b, 12) for a, b in zip(*pairs, strict=True)}
-    if len(seeds) < 2 or len(differences) < 2:
+    pairs = paired_by_seed(first, second)
+    if len(pairs) < 2 or len({round(a - b, 12) for a, b in pairs}) < 2:
         return None
     from scipy.stats import ttest_rel  # takes a second to import
 
-    return float(ttest_rel(*pairs).pvalue)
+    return float(ttest_rel(*zip(*pairs, strict=True)).pvalue)
 
 
 def _sum_to(run: RunData, accuracy: float, value_of: Callable[[dict[str, Any]], Any]) -> Any:
