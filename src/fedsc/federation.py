@@ -25,6 +25,14 @@ from .calibration import (
     linear_discriminant,
     smoothed,
 )
+from .contract import (
+    check_class,
+    given_aggregate,
+    given_moments,
+    given_network,
+    given_numbers,
+    given_state,
+)
 from .data.dataset import Dataset
 from .data.episodes import draw_episodes
 from .data.partition import Indices, class_count_table, partition
@@ -57,7 +65,7 @@ from .models import check_model
 from .models.outputs import Outputs
 from .privacy import Ledger, hide_clients, make_ledger
 from .spec import RunSpec
-from .state import State, num_bytes, to_device
+from .state import State, layout, num_bytes, to_device
 from .store import ClientStore
 
 Record = dict[str, Any]
@@ -124,6 +132,7 @@ class Federation:
         client_folder: Path | None = None,
         parts: list[Indices] | None = None,
     ) -> None:
+        check_class(type(method))
         self.device = device = data.train_images.device
         self.spec, self.data, self.method, self.on_images = spec, data, method, on_images
         self.parts = split_training_data(spec, data) if parts is None else parts
@@ -153,7 +162,8 @@ class Federation:
                 f"{size}); lower it, or raise --participation"
             )
         task = Task(spec.num_clients, size, data.num_classes, feature_dim, spec.rounds, spec.seed)
-        self.model = channels_last(method.adapt_model(model, task).to(device))
+        network = given_network(method, method.adapt_model(model, task))
+        self.model = channels_last(network.to(device))
         # The method may have changed the network: ask it again what it gives.
         feature_dim = check_model(self.model, data.image_shape, data.num_classes)
         names = tuple(name for name, p in self.model.named_parameters() if p.requires_grad)
@@ -168,10 +178,12 @@ class Federation:
             if data.few_shot
             else None
         )
-        self.server: State = {
-            **to_device(method.init_server(self.task), device),
-            "model": copy_state(self.model),
-        }
+        # Once before there is an engine, which makes room for what these two give.
+        given_moments(method, method.moments(1))
+        given_state(method, "init_client", method.init_client(self.task))
+        own_state = given_state(method, "init_server", method.init_server(self.task))
+        self.server: State = {**to_device(own_state, device), "model": copy_state(self.model)}
+        self.initial_layout = layout(self.server)
         if spec.calibrated:  # beside the method's own state, so that checkpoints hold it
             self.server["calibration"] = to_device(empty_statistics(self.task), device)
         limit = int(spec.client_memory * 2**30)
@@ -240,7 +252,7 @@ class Federation:
                     self.ledger.privacy, uploads, self.server["model"], self.spec.seed, 0
                 )
                 before = self.server
-                surveyed = self.method.aggregate(before, sent, self.records)
+                surveyed = self.aggregate(sent)
                 self.server = {**surveyed, "model": before["model"]}
                 self.gather_statistics(before, uploads)
         while self.round < self.spec.rounds:
@@ -251,7 +263,7 @@ class Federation:
     def run_round(self, round: int) -> Record:
         started = time.perf_counter()
         chosen = cohort(self.spec.seed, round, self.task.num_clients, self.task.cohort_size)
-        message_bytes = num_bytes(self.method.broadcast(self.server))
+        message_bytes = num_bytes(self.message())
         answers = self.collect(round, chosen)
         uploads = answers.uploads
         fitted = time.perf_counter()
@@ -260,7 +272,7 @@ class Federation:
             sent = hide_clients(
                 self.ledger.privacy, uploads, self.server["model"], self.spec.seed, round
             )
-            self.server = self.method.aggregate(self.server, sent, self.records)
+            self.server = self.aggregate(sent)
         aggregated = time.perf_counter()
         self.gather_statistics(before, uploads)
         measured = self.evaluate()
@@ -282,7 +294,7 @@ class Federation:
             "train_loss": losses,
             **({"diverged": True} if diverged else {}),
             **({} if self.spec.dp_unit == "none" else {"epsilon": self.ledger.spent(round)}),
-            **(self.method.diagnostics(self.server, uploads) if uploads else {}),
+            **(self.diagnostics(uploads) if uploads else {}),
             "cohort": chosen,
             **({"left_out": left_out} if left_out else {}),
             **answers.record(),
@@ -338,7 +350,7 @@ class Federation:
         """Broadcast to the chosen clients, and train them; each one's upload and new memory."""
         if not chosen:
             return []
-        message = self.method.broadcast(self.server)
+        message = self.message()
         clients = [self.clients[k] for k in chosen]
         arguments = round, clients, self.server["model"], message, self.memory_of, self.on_images
         try:
@@ -351,6 +363,19 @@ class Federation:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # once a round, so that its timing is true
         return [(self._as_sent(upload), memory) for upload, memory in results]
+
+    def message(self) -> State:
+        """What all clients of a round receive beside the model."""
+        return given_state(self.method, "broadcast", self.method.broadcast(self.server))
+
+    def aggregate(self, uploads: list[Upload]) -> State:
+        """The server's state after these uploads."""
+        new = self.method.aggregate(self.server, uploads, self.records)
+        return given_aggregate(self.method, new, self.initial_layout)
+
+    def diagnostics(self, uploads: list[Upload]) -> dict[str, float]:
+        found = self.method.diagnostics(self.server, uploads)
+        return given_numbers(self.method, "diagnostics", found)
 
     def _as_sent(self, upload: Upload) -> Upload:
         """An upload as the server gets it: an attacker's is not what training left."""

@@ -10,6 +10,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 State = dict[str, Any]  # name -> Tensor or State
+Layout = dict[str, tuple[tuple[int, ...], torch.dtype]]  # flat: name -> shape and type
 
 
 def flatten(state: State, prefix: str = "") -> dict[str, Tensor]:
@@ -55,14 +56,30 @@ def read_state(content: bytes) -> State:
 
 def check_like(state: State, expected: State) -> None:
     """Raises ValueError unless all that is expected is there, in its shape and type."""
-    flat = flatten(state)
-    for name, tensor in flatten(expected).items():
-        found = flat.get(name)
-        if found is None or found.shape != tensor.shape or found.dtype != tensor.dtype:
-            has = "missing" if found is None else f"{found.dtype} of shape {tuple(found.shape)}"
-            raise ValueError(
-                f"{name} is {has}, expected {tensor.dtype} of shape {tuple(tensor.shape)}"
-            )
+    problem = lacking(layout(state), layout(expected))
+    if problem:
+        raise ValueError(problem)
+
+
+def layout(state: State, prefix: str = "") -> Layout:
+    """The names, shapes and types of a state's tensors."""
+    found: Layout = {}
+    for name, value in state.items():
+        if isinstance(value, dict):
+            found.update(layout(value, f"{prefix}{name}/"))
+        else:
+            found[prefix + name] = tuple(value.shape), value.dtype
+    return found
+
+
+def lacking(found: Layout, expected: Layout) -> str | None:
+    """The first expected tensor that is missing or of another shape or type. More may be there."""
+    for name, (shape, dtype) in expected.items():
+        if found.get(name) != (shape, dtype):
+            is_now = found.get(name)
+            has = "missing" if is_now is None else f"{is_now[1]} of shape {is_now[0]}"
+            return f"{name} is {has}, expected {dtype} of shape {shape}"
+    return None
 
 
 def to_device(state: State, device: torch.device) -> State:

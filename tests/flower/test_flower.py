@@ -93,6 +93,25 @@ def test_every_method_gives_the_sequential_engines_weights(tmp_path: Path) -> No
         assert_same_run(folder, in_one_process(tmp_path / name, name))
 
 
+def test_a_mistake_in_a_method_of_ones_own_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the node that finds it, and the server passes it on."""
+    file = tmp_path / "mine.py"
+    lines = [
+        "import fedsc",
+        "class Mine(fedsc.FedAvg):",
+        "    name = 'mine'",
+        "    def upload(self, result):",
+        "        return {'norm': 3.5}",
+    ]
+    file.write_text("\n".join(lines))
+    with pytest.raises(FedscError, match="0 of 4 nodes sent what can be used"):
+        run_nodes(tmp_path / "flower", f"{file}:Mine")
+    said = capsys.readouterr().err
+    assert "client 0 is left out: mine: upload gives 'norm' as a float, 3.5 (allowed: ten" in said
+
+
 @pytest.mark.parametrize("method", ["moon", "fedcda", "fedsc,pool=bank,init_protos=true"])
 def test_part_of_the_clients_in_each_round(tmp_path: Path, method: str) -> None:
     folder = run_nodes(tmp_path / "flower", method, participation=0.5)

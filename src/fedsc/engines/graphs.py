@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..contract import given_loss, given_state, given_teachers, given_weights
 from ..data.dataset import Dataset
 from ..data.plan import steps_per_epoch
 from ..errors import FedscError, in_words
@@ -313,7 +314,7 @@ class Slot:
         in_order = dict.fromkeys(moment for r in rounds for moment in self.method.moments(r))
         self.moments_of_all_rounds = tuple(in_order)
         self.observed: dict[str, State] = {
-            moment: to_device(self.method.start_observing(moment, self.task), self.device)
+            moment: to_device(self.start_observing(moment), self.device)
             for moment in self.moments_of_all_rounds
         }
         self.losses: State = {}  # sums over the steps of the last epoch
@@ -333,7 +334,7 @@ class Slot:
         images, labels = kernels.train_batch(static["indices"][order], shift, flip)
         batch = self.batch(images, labels, weight, kernels.forward)
         self.observe("step", batch, kernels)
-        terms = kernels.loss(batch)
+        terms = given_loss(self.method, kernels.loss(batch))
         for param in self.params.values():
             param.grad = None  # backward then writes the gradient instead of adding to it
         total_of(terms).backward()
@@ -373,7 +374,7 @@ class Slot:
     def observe(self, moment: Moment, batch: Batch, kernels: Kernels) -> None:
         if moment in self.moments:
             totals = kernels.observe(moment, batch, self.observed[moment])
-            copy_into(self.observed[moment], totals)
+            copy_into(self.observed[moment], given_state(self.method, "observe", totals))
 
     # A client ------------------------------------------------------------------------------------
 
@@ -414,11 +415,13 @@ class Slot:
         """Put a client into the slot; returns the number of its steps in an epoch."""
         self.moments = self.method.moments(round)
         seed_layers(self.training.seed, round, client.id)
-        load_state(self.model, self.method.local_model(global_model, memory))
+        weights = self.method.local_model(global_model, memory)
+        load_state(self.model, given_weights(self.method, "local_model", weights, global_model))
         fix_norms(self.model, round, self.task.num_rounds)
         names = list(self.global_params)
         copy_tensors(list(self.global_params.values()), [global_model[name] for name in names])
-        for name, state in self.method.teachers(global_model, memory).items():
+        teachers = self.method.teachers(global_model, memory)
+        for name, state in given_teachers(self.method, teachers, global_model).items():
             if name not in self.teachers:
                 teacher = copy.deepcopy(self.model).requires_grad_(False)
                 self.teachers[name] = teacher.eval()
@@ -448,10 +451,13 @@ class Slot:
             total.zero_()
         return steps
 
+    def start_observing(self, moment: str) -> State:
+        totals = self.method.start_observing(moment, self.task)  # type: ignore[arg-type]
+        return given_state(self.method, "start_observing", totals)
+
     def restart(self, moment: str) -> None:
         """The totals of a moment as before the first batch."""
-        fresh = self.method.start_observing(moment, self.task)  # type: ignore[arg-type]
-        copy_into(self.observed[moment], fresh)
+        copy_into(self.observed[moment], self.start_observing(moment))
 
     def work(
         self,

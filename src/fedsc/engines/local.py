@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor, nn
 
+from ..contract import given_state
 from ..data.dataset import Augment, Dataset
 from ..data.plan import ClientPlan, client_plan
 from ..data.randomness import generator
@@ -18,7 +19,7 @@ from ..errors import FedscError
 from ..method import LocalResult, Method, Upload
 from ..models.outputs import Outputs
 from ..privacy import NOT_PRIVATE, Privacy
-from ..state import State, flatten
+from ..state import State, lacking, layout
 
 Precision = Literal["fp32", "bf16"]
 MemoryOf = Callable[[int], State]  # a client's memory, perhaps read from disk
@@ -192,15 +193,17 @@ def seed_layers(seed: int, round: int, client: int) -> None:
 
 def what_remains(method: Method, client: ClientData, result: LocalResult) -> tuple[Upload, State]:
     """What a client's round leaves: its upload, and its memory for the next time."""
+    extra = given_state(method, "upload", method.upload(result))
+    measures = given_state(method, "measure", method.measure(result))
     upload = Upload(
         client=client.id,
         num_samples=client.num_samples,
         model=result.model,
-        extra=method.upload(result),
+        extra=extra,
         losses=result.losses,
-        measures=method.measure(result),
+        measures=measures,
     )
-    return upload, method.remember(result)
+    return upload, given_state(method, "remember", method.remember(result))
 
 
 def total_of(terms: dict[str, Tensor]) -> Tensor:
@@ -235,12 +238,18 @@ def copy_state(model: nn.Module) -> State:
 @torch.no_grad()
 def refill_message(static: State, received: State) -> None:
     """Put a round's message where the first one lies."""
-    was, is_now = flatten(static).keys(), flatten(received).keys()
-    if was != is_now:
+    was, is_now = layout(static), layout(received)
+    if was.keys() != is_now.keys():
         raise FedscError(
             f"broadcast gives {', '.join(sorted(is_now)) or 'nothing'}, in the first round "
             f"{', '.join(sorted(was)) or 'nothing'}: give every tensor from the first round on, "
             "with a mask while it means nothing"
+        )
+    problem = lacking(is_now, was)
+    if problem:
+        raise FedscError(
+            f"broadcast gives another message than in the first round: {problem}; every tensor "
+            "keeps its shape and type from round to round"
         )
     copy_into(static, received)
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
+from ..contract import given_loss
 from ..data.plan import CROP_PADDING, ClientPlan
 from ..data.randomness import generator
 from ..method import Batch
@@ -158,7 +159,7 @@ def gradient_of_one(visit: Visit) -> GradientOfOne:
             visit.client,
             visit.observed,
         )
-        terms = visit.method.loss(batch)
+        terms = given_loss(visit.method, visit.method.loss(batch))
         return total_of(terms), terms
 
     return grad(loss, has_aux=True)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from ..contract import given_loss, given_state, given_teachers, given_weights
 from ..data.dataset import Dataset
 from ..data.plan import ClientPlan
 from ..data.randomness import generator
@@ -119,12 +120,14 @@ class Visit:
         self.training, self.model, self.params = engine.training, engine.model, engine.params
         self.round, self.client_data, self.client = round, client_data, client
         self.received, self.on_images = received, on_images
-        load_state(self.model, self.method.local_model(global_model, client.memory))
+        weights = self.method.local_model(global_model, client.memory)
+        load_state(self.model, given_weights(self.method, "local_model", weights, global_model))
         fix_norms(self.model, round, engine.task.num_rounds)
         self.global_params = {name: global_model[name] for name in self.params}
+        teachers = self.method.teachers(global_model, client.memory)
         self.teachers = {
             name: engine.teacher(name, state)
-            for name, state in self.method.teachers(global_model, client.memory).items()
+            for name, state in given_teachers(self.method, teachers, global_model).items()
         }
         self.moments = self.method.moments(round)
         self.observed: dict[str, State] = {}
@@ -169,6 +172,8 @@ class Visit:
         batch = self.batch(images, labels, plan.weight[step])
         self.observe("step", batch)
         terms = self.method.loss(batch)
+        if epoch == step == 0:
+            given_loss(self.method, terms)
         for param in self.params.values():
             param.grad = None
         total_of(terms).backward()
@@ -206,6 +211,7 @@ class Visit:
     def begin(self, moment: Moment) -> None:
         if moment in self.moments:
             totals = self.method.start_observing(moment, self.engine.task)
+            totals = given_state(self.method, "start_observing", totals)
             self.observed[moment] = to_device(totals, self.engine.device)
 
     @torch.no_grad()
@@ -216,7 +222,8 @@ class Visit:
         if self.training.privacy.hides_features and bound and moment in PROTOTYPE_MOMENTS:
             clipped = batch.student._replace(features=clip_rows(batch.student.features, bound))
             batch = dataclasses.replace(batch, student=clipped)
-        self.observed[moment] = self.method.observe(moment, batch, self.observed[moment])
+        totals = self.method.observe(moment, batch, self.observed[moment])
+        self.observed[moment] = given_state(self.method, "observe", totals)
 
     def add_noise(self) -> None:
         """Unit record: to the class sums and counts, before the method makes prototypes of them."""

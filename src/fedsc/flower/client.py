@@ -59,7 +59,7 @@ def train(message: Message, context: Context) -> Message:
         if remembered is None:
             remembered = node.method.init_client(node.task)
         model = read_state_like(content, "model", node.server["model"])
-        received = read_state_like(content, "message", node.method.broadcast(node.server))
+        received = read_state_like(content, "message", node.message())
         model, received = (to_device(state, node.device) for state in (model, received))
         with number_of_threads(node.spec.threads):
             ((upload, new_memory),) = node.engine.fit(

@@ -6,6 +6,7 @@ import dataclasses
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+from ..contract import check_class
 from ..errors import FedscError, in_words, unknown
 from ..method import Method
 from ..options import parse
@@ -69,6 +70,7 @@ def method_class(name: str) -> type[Method]:
         raise FedscError(f"method '{name}' is not a dataclass that inherits from fedsc.Method")
     if not isinstance(getattr(cls, "name", None), str):
         raise FedscError(f"method '{name}' has no name: give it `name: ClassVar[str] = \"...\"`")
+    check_class(cls)
     return cls
 
 
