@@ -10,7 +10,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -297,6 +299,70 @@ def test_a_folder_that_holds_another_run(fedsc: Fedsc, tmp_path: Path) -> None:
     assert files_below(tmp_path) == before
 
 
+def test_the_same_run_asked_for_again(fedsc: Fedsc, tmp_path: Path) -> None:
+    """Not called another run, until the run or the data is another."""
+    rng = np.random.default_rng(0)
+    arrays: dict[str, Any] = {
+        "x_train": rng.integers(0, 256, (40, 8, 8), np.uint8),
+        "y_train": np.arange(40) % 2,
+    }
+    arrays |= {"x_test": arrays["x_train"][:10], "y_test": arrays["y_train"][:10]}
+    np.savez(tmp_path / "my.npz", **arrays)
+    asked = ["run", "--epochs", "1", "--clients", "2", "--device", "cpu", "--model", "mlp"]
+    asked += ["--partition", "iid", "--rounds", "2", "--dataset", "npz:my.npz", "--quiet"]
+    asked += ["--out", "out", "--method", "fedavg"]
+    assert fedsc(*asked)[0] == 0
+    before = files_below(tmp_path)
+    for again in (asked, [*asked, "--threads", "2", "--lr", "0.01"]):
+        words = ["out holds this very run (fedavg-seed0), finished after 2 rounds"]
+        assert_refused(fedsc(*again), [*words, "fedsc results out", "--overwrite"])
+        assert files_below(tmp_path) == before
+    run = tmp_path / "out" / "fedavg-seed0"
+    (run / "summary.json").unlink()
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text(lines[0])
+    words = ["this very run (fedavg-seed0), 1 of 2 rounds done", "fedsc run --resume out"]
+    assert_refused(fedsc(*asked), words)
+    assert_refused(fedsc(*asked, "--lr", "0.5"), ["holds another run (fedavg-seed0)"])
+    np.savez(tmp_path / "my.npz", **{**arrays, "x_test": arrays["x_train"][10:20]})
+    assert_refused(fedsc(*asked), ["holds another run (fedavg-seed0)"])
+
+
+def test_several_runs_are_counted_before_they_are_replaced(fedsc: Fedsc, tmp_path: Path) -> None:
+    four = ["--method", "fedavg", "--method", "fedprox", "--seed", "0", "--seed", "1"]
+    assert fedsc("run", *QUICK, *four, "--out", "out")[0] == 0
+    before = files_below(tmp_path)
+    assert_refused(
+        fedsc("run", *QUICK, "--method", "fedavg", "--out", "out"),
+        ["4 runs (fedavg-seed0, fedavg-seed1, fedprox-seed0 and 1 more)", "deletes all 4"],
+    )
+    (tmp_path / "out" / "fedprox-seed1" / "summary.json").unlink()
+    words = ["these very 4 runs", "8 of 8 rounds done: to go on, fedsc run --resume out"]
+    assert_refused(fedsc("run", *QUICK, *four, "--out", "out"), words)
+    assert fedsc("run", "--resume", "out", "--quiet")[0] == 0
+    after = files_below(tmp_path)
+    assert after.keys() == before.keys()
+    words = ["these very 4 runs", "finished after 2 rounds each"]
+    assert_refused(fedsc("run", *QUICK, *four, "--out", "out"), words)
+    assert files_below(tmp_path) == after
+
+
+def test_runs_and_grids_do_not_share_a_folder(fedsc: Fedsc, tmp_path: Path) -> None:
+    sweep = ["sweep", *QUICK, "--set", "lr=0.01,0.1", "--method", "fedavg"]
+    table = ["reproduce", "table1", "--scale", "smoke", "--methods", "fedavg", "--quiet"]
+    assert fedsc("run", *QUICK, "--method", "fedavg", "--out", "run")[0] == 0
+    assert fedsc(*sweep, "--out", "grid")[0] == 0
+    before = files_below(tmp_path)
+    for words in (sweep, table):
+        assert_refused(fedsc(*words, "--out", "run"), ["run is a folder of `fedsc run`", "--out"])
+    for more in ([], ["--overwrite"]):
+        assert_refused(
+            fedsc("run", *QUICK, "--method", "fedavg", "--out", "grid", *more),
+            ["grid is a folder of `fedsc sweep`", "2 runs", "choose another --out"],
+        )
+    assert files_below(tmp_path) == before
+
+
 def test_a_mistake_beside_overwrite_does_not_cost_the_old_run(fedsc: Fedsc, tmp_path: Path) -> None:
     assert fedsc("run", *QUICK, "--method", "fedavg", "--out", "out")[0] == 0
     before = files_below(tmp_path)
@@ -559,4 +625,4 @@ def test_as_a_program(tmp_path: Path) -> None:
     again = program("run", *QUICK, "--method", "fedavg", "--out", "out")
     assert again.returncode == 2
     assert again.stderr.count("\n") == 1
-    assert again.stderr.startswith("fedsc: out holds another run")
+    assert again.stderr.startswith("fedsc: out holds this very run (fedavg-seed0), finished")

@@ -136,7 +136,7 @@ def run(
     out: Path | None = typer.Option(
         None, help="folder for the results (default: runs/DATASET-PARTITION)"
     ),
-    overwrite: bool = typer.Option(False, "--overwrite", help="replace the runs in --out"),
+    overwrite: bool = typer.Option(False, "--overwrite", help="delete all runs in --out first"),
     resume: Path | None = typer.Option(
         None, help="go on with the runs in this folder, as they were asked for"
     ),

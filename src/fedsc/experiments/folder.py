@@ -51,6 +51,7 @@ from ..files import (
 from ..report.checks import OPTIONAL_IN_A_RECORD, RECORD, wrong_in
 from ..state import State, check_like, to_device
 from .checkpoint import Facts, seal, unseal
+from .grids import SWEEP, asked_in
 
 FORMAT = 1
 NEWEST = "state.safetensors"
@@ -249,6 +250,14 @@ def prepare_out(out: Path, overwrite: bool) -> None:
     if not out.is_dir():
         raise FedscError(f"--out {out} is a file: give a folder")
     runs = [path for path in sorted(out.iterdir()) if is_run(path)]
+    command = grid_command(out)
+    if command is not None:  # a night's work of a grid is not for one run to replace
+        names = ", ".join(file.stem for file in asked_in(out))
+        raise FedscError(
+            f"{out} is a folder of `{command}` ({names}; {len(runs)} "
+            f"{'run' if len(runs) == 1 else 'runs'}), which --overwrite does not replace: "
+            "choose another --out, or remove the folder yourself"
+        )
     ours = {*runs, *(out / name for name in JOB_FILES if is_job(out))}
     ours |= {out / f"{name}.part" for name in JOB_FILES}  # being written when a run was killed
     others = [path for path in sorted(out.iterdir()) if path not in ours]
@@ -257,9 +266,12 @@ def prepare_out(out: Path, overwrite: bool) -> None:
             f"{out} is not empty and holds no runs ({others[0].name}): choose another --out"
         )
     if runs and not overwrite:
+        what, them = "another run", "it"
+        if len(runs) > 1:
+            what, them = f"{len(runs)} runs", f"all {len(runs)}"
         raise FedscError(
-            f"{out} holds another run ({runs[0].name}): choose another --out, "
-            "or replace it with --overwrite"
+            f"{out} holds {what} ({some_of([run.name for run in runs])}): choose another --out; "
+            f"--overwrite deletes {them}"
         )
     for run in runs:
         if (run / "environment.json").exists():
@@ -269,6 +281,20 @@ def prepare_out(out: Path, overwrite: bool) -> None:
         remove_run(run)
     for path in ours - set(runs):
         path.unlink(missing_ok=True)
+
+
+def some_of(names: list[str]) -> str:
+    """The first three, and how many more there are."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
+
+
+def grid_command(out: Path) -> str | None:
+    """The command that made this folder, where it holds the runs of a table, figure or sweep."""
+    names = [file.stem for file in asked_in(out)]
+    if not names:
+        return None
+    return "fedsc sweep" if SWEEP in names else "fedsc reproduce"
 
 
 def is_job(out: Path) -> bool:
