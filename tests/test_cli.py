@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -361,6 +362,21 @@ def test_runs_and_grids_do_not_share_a_folder(fedsc: Fedsc, tmp_path: Path) -> N
             ["grid is a folder of `fedsc sweep`", "2 runs", "choose another --out"],
         )
     assert files_below(tmp_path) == before
+    (cell, _) = sorted((tmp_path / "grid").glob("*-seed0-*"))
+    for folder in ("grid", f"grid/{cell.name}"):
+        words = ["grid is a folder of `fedsc sweep`", "given again", "--out grid"]
+        assert_refused(fedsc("run", "--resume", folder), words)
+
+
+def test_a_finished_run_without_its_metrics(fedsc: Fedsc, tmp_path: Path) -> None:
+    assert fedsc("run", *QUICK, "--method", "fedavg", "--out", "out")[0] == 0
+    run = tmp_path / "out" / "fedavg-seed0"
+    (run / "metrics.jsonl").unlink()
+    words = ["out/fedavg-seed0 is damaged: it is finished and has no metrics.jsonl", "remove it"]
+    assert_refused(fedsc("run", "--resume", "out"), [*words, "fedsc run --resume out"])
+    shutil.rmtree(run)
+    assert fedsc("run", "--resume", "out", "--quiet")[0] == 0  # as it was told
+    assert len((run / "metrics.jsonl").read_text().splitlines()) == 2
 
 
 def test_a_mistake_beside_overwrite_does_not_cost_the_old_run(fedsc: Fedsc, tmp_path: Path) -> None:
@@ -512,7 +528,8 @@ def test_resume_takes_the_same_options_again_and_no_others(fedsc: Fedsc, tmp_pat
     assert_refused(fedsc("run", "--resume", "out/fedprox-seed0"), ["--resume out"])
     (tmp_path / "out" / "fedavg-seed0" / "summary.json").unlink()
     (tmp_path / "out" / "fedavg-seed0" / "metrics.jsonl").unlink()
-    assert_refused(fedsc("run", "--resume", "out"), ["damaged", "metrics.jsonl"])
+    words = ["out/fedavg-seed0/metrics.jsonl cannot be read (No such file", "remove the folder"]
+    assert_refused(fedsc("run", "--resume", "out"), words)
     (tmp_path / "out" / "job.json").write_text("{")
     assert_refused(fedsc("run", "--resume", "out"), ["job.json"])
 

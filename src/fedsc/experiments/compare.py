@@ -31,7 +31,7 @@ from ..report.checks import Check, is_text, is_whole, list_of, wrong_in
 from ..report.runs import RunData, read_run
 from ..report.table import comparison_rows, comparison_table, markdown_table
 from ..spec import NOT_PART_OF_THE_HASH, RunSpec, spec_hash
-from .folder import folder_name, prepare_out, some_of
+from .folder import folder_name, grid_command, prepare_out, some_of
 from .runner import build, describe, execute, load
 from .trackers import Tracked, check_trackers
 
@@ -111,7 +111,10 @@ def compare(
 
     from ..report.pictures import draw_curves
 
-    runs = [read_run(out / name) for name in specs]
+    try:
+        runs = [read_run(out / name) for name in specs]
+    except FedscError as error:
+        raise FedscError(f"{error}; remove it and run it again: fedsc run --resume {out}") from None
     console.print(comparison_table(runs, console.width), crop=False)
     console.print()
     write_atomically(out / "summary.md", markdown_table(*comparison_rows(runs)).encode())
@@ -190,10 +193,7 @@ def read_job(out: Path, given: dict[str, Any]) -> Job:
         job = Job(**found)
         before = job.specs()
     except OSError:
-        what = f"{out} holds no run to resume: it has no job.json"
-        if (out.parent / "job.json").exists():
-            what = f"{out} is one run of several: fedsc run --resume {out.parent}"
-        raise FedscError(what) from None
+        raise FedscError(why_no_job(out)) from None
     except TypeError as error:  # an option that RunSpec has not
         raise FedscError(f"{out / 'job.json'} is damaged: {error}") from None
     named = (*given.get("methods", []), given.get("model"))
@@ -212,6 +212,20 @@ def read_job(out: Path, given: dict[str, Any]) -> Job:
         for difference in changed(before[name], now[name]):
             raise FedscError(f"{difference}: {RESUME_AS_IT_WAS}")
     return asked
+
+
+def why_no_job(out: Path) -> str:
+    """In place of a job.json that is not there: what to do instead."""
+    for folder in (out, out.parent):
+        command = grid_command(folder)
+        if command is not None:
+            return (
+                f"{folder} is a folder of `{command}`, which goes on when it is given again: "
+                f"{command} ... --out {folder}"
+            )
+        if folder != out and (folder / "job.json").exists():
+            return f"{out} is one run of several: fedsc run --resume {folder}"
+    return f"{out} holds no run to resume: it has no job.json"
 
 
 def changed(before: RunSpec, now: RunSpec) -> list[str]:

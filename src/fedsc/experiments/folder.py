@@ -193,7 +193,10 @@ class RunFolder:
                 problems[name] = error
         if problems and not self.checkpoints:
             reason = next(iter(problems.values()))
-            raise FedscError(f"{self.path} cannot be resumed, no checkpoint is whole: {reason}")
+            raise FedscError(
+                f"{self.path} cannot be resumed from any checkpoint: {reason}; "
+                "remove the folder to run it from its beginning"
+            )
         with explain_write_errors(self.path):
             for name, problem in problems.items():
                 (self.path / name).unlink()
@@ -223,20 +226,36 @@ class RunFolder:
             federation.records.restore(facts["records"])
             if federation.round > federation.spec.rounds:
                 raise ValueError(f"its round is {federation.round}")
-            lines = read_text(self.path / "metrics.jsonl").splitlines()[: federation.round]
-            if len(lines) < federation.round:
-                raise ValueError(f"metrics.jsonl has {len(lines)} of {federation.round} rounds")
-            for line in lines:
-                record = parse_json(line, self.path / "metrics.jsonl")
-                wrong = wrong_in(record, RECORD, OPTIONAL_IN_A_RECORD)
-                if wrong or record["accuracy"] is None:
-                    raise ValueError(f"in metrics.jsonl {wrong or 'an accuracy is missing'}")
             check_like(state, federation.server)
         except (OSError, ValueError) as error:
             raise FedscError(f"{self.path / name} is damaged: {error}") from None
+        lines = self.lines_until(name, federation.round)
         # A group without tensors, such as FedCDA's sums before anybody has sent, leaves no trace.
         empty = {key: value for key, value in federation.server.items() if value == {}}
         federation.server = {**empty, **to_device(state, federation.device)}
+        return lines
+
+    def lines_until(self, checkpoint: str, rounds: int) -> list[str]:
+        """The lines of metrics.jsonl for the rounds of a checkpoint."""
+        path = self.path / "metrics.jsonl"
+        try:
+            lines = read_text(path).splitlines()[:rounds]
+        except OSError as error:
+            raise FedscError(
+                f"{path} cannot be read ({error.strerror}), and {checkpoint} "
+                f"needs its {rounds} rounds"
+            ) from None
+        if len(lines) < rounds:
+            raise FedscError(f"{path} has {len(lines)} of the {rounds} rounds of {checkpoint}")
+        for number, line in enumerate(lines, 1):
+            record = parse_json(line, path)
+            wrong = wrong_in(record, RECORD, OPTIONAL_IN_A_RECORD)
+            if not wrong and record["accuracy"] is None:
+                wrong = "an accuracy is missing"
+            if not wrong and record["round"] != number:
+                wrong = f"it is of round {record['round']}"
+            if wrong:
+                raise FedscError(f"{path} is damaged in line {number}: {wrong}")
         return lines
 
 

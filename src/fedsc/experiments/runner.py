@@ -166,9 +166,14 @@ def carry_out(
         if folder is not None:
             if resume and (folder.path / "spec.json").exists():
                 refuse_other_spec(folder.path, describe(federation, model_name))
-                tell_other_environment(folder.path, federation)
+                changed = changed_environment(folder.path, federation)
                 in_the_folder.enter_context(folder.alone())
                 records = folder.restore(federation)
+                if changed:
+                    federation.say(
+                        f"{folder.path} goes on, its last digits may not be those of an uncut run: "
+                        + "; ".join(changed)
+                    )
             else:
                 begin(folder, federation, model_name)
                 in_the_folder.enter_context(folder.alone())
@@ -327,9 +332,9 @@ def as_it_began(spec: RunSpec, path: Path) -> RunSpec:
     )
 
 
-def tell_other_environment(path: Path, federation: Federation) -> None:
-    """Refuse to go on with a run on another kind of device, where no number would be the same, and
-    say what else has changed."""
+def changed_environment(path: Path, federation: Federation) -> list[str]:
+    """What is no longer as the run began, in words. Another kind of device, where no number would
+    be the same, is refused."""
     before, now = read_object(path / "environment.json"), environment(federation.device)
     spec = read_object(path / "spec.json")
     if (before.get("device") == "cpu") != (now["device"] == "cpu"):
@@ -339,7 +344,7 @@ def tell_other_environment(path: Path, federation: Federation) -> None:
         )
     packages = before.get("packages")
     torch_before = packages.get("torch") if isinstance(packages, dict) else None
-    changed = [
+    return [
         f"{what} was {was}, is now {is_now}"
         for what, was, is_now in (
             ("PyTorch", torch_before, now["packages"]["torch"]),
@@ -351,9 +356,6 @@ def tell_other_environment(path: Path, federation: Federation) -> None:
         )
         if was != is_now
     ]
-    if changed:
-        text = "; ".join(changed)
-        federation.say(f"{path} goes on, its last digits may not be those of an uncut run: {text}")
 
 
 def refuse_other_spec(path: Path, spec: dict[str, Any]) -> None:
