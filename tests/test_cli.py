@@ -280,6 +280,16 @@ def test_a_gpu_that_is_not_there(fedsc: Fedsc, tmp_path: Path) -> None:
         ('methods = "fedsc"', ["methods"]),
         ("methods = 3", ["methods"]),
         ("methods = [3]", ["3"]),
+        ("methods = []", ["methods in my.toml is empty", "at least one"]),
+        ("seeds = []", ["seeds in my.toml is empty", "at least one"]),
+        ('method = "fedsc"\nmethods = ["fedavg"]', ["both method and methods"]),
+        ("seed = 1\nseeds = [0]", ["both seed and seeds"]),
+        ('method = ["fedavg", "fedsc"]', ["is a list: write methods = ..."]),
+        ("seed = [0, 1]", ["seed = [0, 1] in my.toml is a list: write seeds = ..."]),
+        ('out = "runs/x"', ["out in my.toml is no option of a run", "give --out"]),
+        ('data-dir = "x"', ["give --data-dir beside --config"]),
+        ("quiet = true", ["give --quiet"]),
+        ('track = ["mlflow"]', ["give --track"]),
     ],
 )
 def test_wrong_files_of_settings(fedsc: Fedsc, tmp_path: Path, text: str, words: list[str]) -> None:
