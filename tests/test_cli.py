@@ -173,6 +173,18 @@ def test_methods_lists_every_option_of_every_method(fedsc: Fedsc) -> None:
     assert "fedsc,literal" in out
 
 
+def test_one_method_with_what_its_options_may_be(fedsc: Fedsc) -> None:
+    code, out, _ = fedsc("methods", "fedsc")
+    assert code == 0
+    assert [line for line in out.splitlines() if line.startswith("fedsc: ")]
+    assert "fedprox:" not in out
+    rows = {line.split()[1]: line for line in out.splitlines() if line.startswith("│ ")}
+    assert "float above 0 " in rows["tau"]
+    assert "int at least 0 " in rows["neighbours"]
+    assert "fedsc,literal" in out
+    assert_refused(fedsc("methods", "fedsk"), ["'fedsk'", "did you mean 'fedsc'", "fedprox"])
+
+
 def test_data_list(fedsc: Fedsc) -> None:
     code, out, _ = fedsc("data", "list")
     assert code == 0
