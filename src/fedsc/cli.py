@@ -617,7 +617,8 @@ def flower_setup(
 @flower_app.command("app")
 def flower_application(folder: Path = typer.Argument(help="folder for the app")) -> None:
     """Write the Flower app, for a SuperLink that runs already."""
-    from .flower.setup import write_app
+    from .flower.setup import try_command, write_app
 
     write_app(folder)
-    console.print(f"The app is in {folder}; run it with: flwr run {folder}", soft_wrap=True)
+    console.print(f"The app is in {folder}; to run it on this machine:", soft_wrap=True)
+    console.print(try_command(folder), soft_wrap=True, highlight=False, markup=False)
