@@ -556,6 +556,33 @@ def test_resume_takes_the_same_options_again_and_no_others(fedsc: Fedsc, tmp_pat
     assert_refused(fedsc("run", "--resume", "out"), ["job.json"])
 
 
+def test_code_that_is_not_found_from_another_folder(
+    fedsc: Fedsc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\nfrom typing import ClassVar\nimport fedsc\n\n"
+        '@dataclass(frozen=True)\nclass Mine(fedsc.Method):\n    name: ClassVar[str] = "mine"\n'
+    )
+    mine = ["--method", "./mine.py:Mine,trim=0.2", "--out", "out"]
+    assert fedsc("run", *QUICK, *mine)[0] == 0
+    Image.new("L", (8, 8)).save(tmp_path / "x.png")
+    (run,) = (path.parent for path in (tmp_path / "out").glob("*/spec.json"))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    predict, resume = ["predict", run, "../x.png"], ["run", "--resume", "../out"]
+    for command in (predict, resume):
+        assert_refused(fedsc(*command), ["asks to run the code in ./mine.py:Mine"])
+    monkeypatch.setenv("FEDSC_RUN_CODE", "1")
+    for command in (predict, resume):
+        words = ["needs the code in ./mine.py:Mine", f"no file {tmp_path / 'elsewhere/mine.py'}"]
+        answer = fedsc(*command)
+        assert_refused(answer, [*words, "the folder in which the run was started"])
+        assert "damaged" not in answer[2]
+    shutil.copy("../mine.py", "mine.py")
+    assert fedsc(*predict)[0] == 0
+    assert fedsc(*resume)[0] == 0
+
+
 def test_bench_takes_as_many_threads_as_it_is_told(fedsc: Fedsc, tmp_path: Path) -> None:
     asked = ["--model", "mlp", "--method", "fedavg", "--rounds", "1", "--images", "200"]
     assert fedsc("bench", *asked, "--threads", "2", "--device", "cpu")[0] == 0

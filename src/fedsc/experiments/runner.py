@@ -28,7 +28,7 @@ from ..files import read_object
 from ..method import Method, tested_model
 from ..methods import method_from_text, method_to_text
 from ..models import build_model, default_model
-from ..plugins import is_path
+from ..plugins import file_of, is_path
 from ..progress import Silent
 from ..spec import NOT_PART_OF_THE_HASH, RunSpec, spec_hash
 from ..state import State
@@ -292,8 +292,7 @@ def describe_images(data: Dataset) -> dict[str, Any]:
 
 def file_hash(path_and_name: str) -> str:
     """Of a user's own file: the same path with other code is another run."""
-    path = Path(path_and_name.split(".py:")[0] + ".py").expanduser()
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashlib.sha256(file_of(path_and_name).read_bytes()).hexdigest()
 
 
 def begin(folder: RunFolder, federation: Federation, model_name: str) -> None:
