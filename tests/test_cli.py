@@ -6,11 +6,14 @@ import contextlib
 import json
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -170,6 +173,18 @@ def test_methods_lists_every_option_of_every_method(fedsc: Fedsc) -> None:
     assert "fedsc,literal" in out
 
 
+def test_one_method_with_what_its_options_may_be(fedsc: Fedsc) -> None:
+    code, out, _ = fedsc("methods", "fedsc")
+    assert code == 0
+    assert [line for line in out.splitlines() if line.startswith("fedsc: ")]
+    assert "fedprox:" not in out
+    rows = {line.split()[1]: line for line in out.splitlines() if line.startswith("│ ")}
+    assert "float above 0 " in rows["tau"]
+    assert "int at least 0 " in rows["neighbours"]
+    assert "fedsc,literal" in out
+    assert_refused(fedsc("methods", "fedsk"), ["'fedsk'", "did you mean 'fedsc'", "fedprox"])
+
+
 def test_data_list(fedsc: Fedsc) -> None:
     code, out, _ = fedsc("data", "list")
     assert code == 0
@@ -277,6 +292,16 @@ def test_a_gpu_that_is_not_there(fedsc: Fedsc, tmp_path: Path) -> None:
         ('methods = "fedsc"', ["methods"]),
         ("methods = 3", ["methods"]),
         ("methods = [3]", ["3"]),
+        ("methods = []", ["methods in my.toml is empty", "at least one"]),
+        ("seeds = []", ["seeds in my.toml is empty", "at least one"]),
+        ('method = "fedsc"\nmethods = ["fedavg"]', ["both method and methods"]),
+        ("seed = 1\nseeds = [0]", ["both seed and seeds"]),
+        ('method = ["fedavg", "fedsc"]', ["is a list: write methods = ..."]),
+        ("seed = [0, 1]", ["seed = [0, 1] in my.toml is a list: write seeds = ..."]),
+        ('out = "runs/x"', ["out in my.toml is no option of a run", "give --out"]),
+        ('data-dir = "x"', ["give --data-dir beside --config"]),
+        ("quiet = true", ["give --quiet"]),
+        ('track = ["mlflow"]', ["give --track"]),
     ],
 )
 def test_wrong_files_of_settings(fedsc: Fedsc, tmp_path: Path, text: str, words: list[str]) -> None:
@@ -295,6 +320,85 @@ def test_a_folder_that_holds_another_run(fedsc: Fedsc, tmp_path: Path) -> None:
         ["out holds another run", "--overwrite"],
     )
     assert files_below(tmp_path) == before
+
+
+def test_the_same_run_asked_for_again(fedsc: Fedsc, tmp_path: Path) -> None:
+    """Not called another run, until the run or the data is another."""
+    rng = np.random.default_rng(0)
+    arrays: dict[str, Any] = {
+        "x_train": rng.integers(0, 256, (40, 8, 8), np.uint8),
+        "y_train": np.arange(40) % 2,
+    }
+    arrays |= {"x_test": arrays["x_train"][:10], "y_test": arrays["y_train"][:10]}
+    np.savez(tmp_path / "my.npz", **arrays)
+    asked = ["run", "--epochs", "1", "--clients", "2", "--device", "cpu", "--model", "mlp"]
+    asked += ["--partition", "iid", "--rounds", "2", "--dataset", "npz:my.npz", "--quiet"]
+    asked += ["--out", "out", "--method", "fedavg"]
+    assert fedsc(*asked)[0] == 0
+    before = files_below(tmp_path)
+    for again in (asked, [*asked, "--threads", "2", "--lr", "0.01"]):
+        words = ["out holds this very run (fedavg-seed0), finished after 2 rounds"]
+        assert_refused(fedsc(*again), [*words, "fedsc results out", "--overwrite"])
+        assert files_below(tmp_path) == before
+    run = tmp_path / "out" / "fedavg-seed0"
+    (run / "summary.json").unlink()
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text(lines[0])
+    words = ["this very run (fedavg-seed0), 1 of 2 rounds done", "fedsc run --resume out"]
+    assert_refused(fedsc(*asked), words)
+    assert_refused(fedsc(*asked, "--lr", "0.5"), ["holds another run (fedavg-seed0)"])
+    np.savez(tmp_path / "my.npz", **{**arrays, "x_test": arrays["x_train"][10:20]})
+    assert_refused(fedsc(*asked), ["holds another run (fedavg-seed0)"])
+
+
+def test_several_runs_are_counted_before_they_are_replaced(fedsc: Fedsc, tmp_path: Path) -> None:
+    four = ["--method", "fedavg", "--method", "fedprox", "--seed", "0", "--seed", "1"]
+    assert fedsc("run", *QUICK, *four, "--out", "out")[0] == 0
+    before = files_below(tmp_path)
+    assert_refused(
+        fedsc("run", *QUICK, "--method", "fedavg", "--out", "out"),
+        ["4 runs (fedavg-seed0, fedavg-seed1, fedprox-seed0 and 1 more)", "deletes all 4"],
+    )
+    (tmp_path / "out" / "fedprox-seed1" / "summary.json").unlink()
+    words = ["these very 4 runs", "8 of 8 rounds done: to go on, fedsc run --resume out"]
+    assert_refused(fedsc("run", *QUICK, *four, "--out", "out"), words)
+    assert fedsc("run", "--resume", "out", "--quiet")[0] == 0
+    after = files_below(tmp_path)
+    assert after.keys() == before.keys()
+    words = ["these very 4 runs", "finished after 2 rounds each"]
+    assert_refused(fedsc("run", *QUICK, *four, "--out", "out"), words)
+    assert files_below(tmp_path) == after
+
+
+def test_runs_and_grids_do_not_share_a_folder(fedsc: Fedsc, tmp_path: Path) -> None:
+    sweep = ["sweep", *QUICK, "--set", "lr=0.01,0.1", "--method", "fedavg"]
+    table = ["reproduce", "table1", "--scale", "smoke", "--methods", "fedavg", "--quiet"]
+    assert fedsc("run", *QUICK, "--method", "fedavg", "--out", "run")[0] == 0
+    assert fedsc(*sweep, "--out", "grid")[0] == 0
+    before = files_below(tmp_path)
+    for words in (sweep, table):
+        assert_refused(fedsc(*words, "--out", "run"), ["run is a folder of `fedsc run`", "--out"])
+    for more in ([], ["--overwrite"]):
+        assert_refused(
+            fedsc("run", *QUICK, "--method", "fedavg", "--out", "grid", *more),
+            ["grid is a folder of `fedsc sweep`", "2 runs", "choose another --out"],
+        )
+    assert files_below(tmp_path) == before
+    (cell, _) = sorted((tmp_path / "grid").glob("*-seed0-*"))
+    for folder in ("grid", f"grid/{cell.name}"):
+        words = ["grid is a folder of `fedsc sweep`", "given again", "--out grid"]
+        assert_refused(fedsc("run", "--resume", folder), words)
+
+
+def test_a_finished_run_without_its_metrics(fedsc: Fedsc, tmp_path: Path) -> None:
+    assert fedsc("run", *QUICK, "--method", "fedavg", "--out", "out")[0] == 0
+    run = tmp_path / "out" / "fedavg-seed0"
+    (run / "metrics.jsonl").unlink()
+    words = ["out/fedavg-seed0 is damaged: it is finished and has no metrics.jsonl", "remove it"]
+    assert_refused(fedsc("run", "--resume", "out"), [*words, "fedsc run --resume out"])
+    shutil.rmtree(run)
+    assert fedsc("run", "--resume", "out", "--quiet")[0] == 0  # as it was told
+    assert len((run / "metrics.jsonl").read_text().splitlines()) == 2
 
 
 def test_a_mistake_beside_overwrite_does_not_cost_the_old_run(fedsc: Fedsc, tmp_path: Path) -> None:
@@ -446,9 +550,37 @@ def test_resume_takes_the_same_options_again_and_no_others(fedsc: Fedsc, tmp_pat
     assert_refused(fedsc("run", "--resume", "out/fedprox-seed0"), ["--resume out"])
     (tmp_path / "out" / "fedavg-seed0" / "summary.json").unlink()
     (tmp_path / "out" / "fedavg-seed0" / "metrics.jsonl").unlink()
-    assert_refused(fedsc("run", "--resume", "out"), ["damaged", "metrics.jsonl"])
+    words = ["out/fedavg-seed0/metrics.jsonl cannot be read (No such file", "remove the folder"]
+    assert_refused(fedsc("run", "--resume", "out"), words)
     (tmp_path / "out" / "job.json").write_text("{")
     assert_refused(fedsc("run", "--resume", "out"), ["job.json"])
+
+
+def test_code_that_is_not_found_from_another_folder(
+    fedsc: Fedsc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\nfrom typing import ClassVar\nimport fedsc\n\n"
+        '@dataclass(frozen=True)\nclass Mine(fedsc.Method):\n    name: ClassVar[str] = "mine"\n'
+    )
+    mine = ["--method", "./mine.py:Mine,trim=0.2", "--out", "out"]
+    assert fedsc("run", *QUICK, *mine)[0] == 0
+    Image.new("L", (8, 8)).save(tmp_path / "x.png")
+    (run,) = (path.parent for path in (tmp_path / "out").glob("*/spec.json"))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    predict, resume = ["predict", run, "../x.png"], ["run", "--resume", "../out"]
+    for command in (predict, resume):
+        assert_refused(fedsc(*command), ["asks to run the code in ./mine.py:Mine"])
+    monkeypatch.setenv("FEDSC_RUN_CODE", "1")
+    for command in (predict, resume):
+        words = ["needs the code in ./mine.py:Mine", f"no file {tmp_path / 'elsewhere/mine.py'}"]
+        answer = fedsc(*command)
+        assert_refused(answer, [*words, "the folder in which the run was started"])
+        assert "damaged" not in answer[2]
+    shutil.copy("../mine.py", "mine.py")
+    assert fedsc(*predict)[0] == 0
+    assert fedsc(*resume)[0] == 0
 
 
 def test_bench_takes_as_many_threads_as_it_is_told(fedsc: Fedsc, tmp_path: Path) -> None:
@@ -559,4 +691,4 @@ def test_as_a_program(tmp_path: Path) -> None:
     again = program("run", *QUICK, "--method", "fedavg", "--out", "out")
     assert again.returncode == 2
     assert again.stderr.count("\n") == 1
-    assert again.stderr.startswith("fedsc: out holds another run")
+    assert again.stderr.startswith("fedsc: out holds this very run (fedavg-seed0), finished")

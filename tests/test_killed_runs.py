@@ -314,7 +314,7 @@ def test_the_best_is_the_last_resort_and_then_nothing_is_touched(
     for name in STATES:
         damage(cut / name, "a bit")
     damaged = {path: path.read_bytes() for path in cut.rglob("*") if path.is_file()}
-    with pytest.raises(FedscError, match=r"no checkpoint is whole: .* is damaged"):
+    with pytest.raises(FedscError, match=r"from any checkpoint: .* is damaged"):
         run_until(cut)
     assert {path: path.read_bytes() for path in cut.rglob("*") if path.is_file()} == damaged
     (cut / "state-best.safetensors").write_bytes(kept["state-best.safetensors"])
@@ -329,9 +329,22 @@ def test_rounds_without_their_lines_are_taken_back(
     lines = open_lines(cut / "metrics.jsonl")
     (cut / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines[:3]))
     run_until(cut)
-    assert "metrics.jsonl has 3 of 4 rounds" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"{cut / 'metrics.jsonl'} has 3 of the 4 rounds of state.safetensors; going on" in said
+    assert "damaged" not in said
     rounds = [json.loads(line)["round"] for line in open_lines(cut / "metrics.jsonl")]
     assert rounds == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_line_that_is_lost_at_the_front_is_missed(cut: Path) -> None:
+    """Round 2 must not pass for round 1 with the checkpoint before the last, which needs three."""
+    lines = open_lines(cut / "metrics.jsonl")
+    (cut / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines[1:]))
+    assert unseal(cut / "state-previous.safetensors")[0]["round"] == 3
+    before = {path: path.read_bytes() for path in cut.rglob("*") if path.is_file()}
+    with pytest.raises(FedscError, match=r"from any checkpoint: .*metrics.jsonl has 3 of the 4"):
+        run_until(cut)
+    assert {path: path.read_bytes() for path in cut.rglob("*") if path.is_file()} == before
 
 
 # As it began --------------------------------------------------------------------------------------
@@ -361,6 +374,12 @@ def test_another_environment_is_said_and_another_device_refused(
     with pytest.raises(FedscError, match="began on NVIDIA H200 and cannot go on here on cpu"):
         run_until(cut)
     path.write_text(json.dumps({**began, "packages": {"torch": "1.0"}, "revision": "0abc"}))
+    kept = (cut / "metrics.jsonl").read_bytes()
+    (cut / "metrics.jsonl").unlink()
+    with pytest.raises(FedscError, match=r"cannot be resumed .*metrics.jsonl cannot be read"):
+        run_until(cut)
+    assert capsys.readouterr().err == ""  # not first that it goes on
+    (cut / "metrics.jsonl").write_bytes(kept)
     with pytest.raises(KeyboardInterrupt):
         run_until(cut, 5)
     said = capsys.readouterr().err

@@ -136,7 +136,7 @@ def run(
     out: Path | None = typer.Option(
         None, help="folder for the results (default: runs/DATASET-PARTITION)"
     ),
-    overwrite: bool = typer.Option(False, "--overwrite", help="replace the runs in --out"),
+    overwrite: bool = typer.Option(False, "--overwrite", help="delete all runs in --out first"),
     resume: Path | None = typer.Option(
         None, help="go on with the runs in this folder, as they were asked for"
     ),
@@ -176,20 +176,21 @@ app.command("run")(options_from_spec()(run))
 
 
 @app.command()
-def methods() -> None:
-    """List the methods with their hyperparameters and defaults."""
+def methods(
+    name: str | None = typer.Argument(None, help="one method only (default: all)"),
+) -> None:
+    """List the methods with their hyperparameters, defaults and what is allowed."""
     from .methods import METHODS, installed_methods, method_class
 
-    for name in [*METHODS, *installed_methods()]:
-        cls = method_class(name)
+    for each in [name] if name else [*METHODS, *installed_methods()]:
+        cls = method_class(each)
         summary = (sys.modules[cls.__module__].__doc__ or "").partition("\n")[0]
-        table = Table(title=f"{name}: {summary}", title_justify="left", header_style="bold")
+        table = Table(title=f"{each}: {summary}", title_justify="left", header_style="bold")
         for column in ("option", "default", "allowed", "what it is"):
             table.add_column(column, overflow="fold")
         for opt in options_of(cls):
-            allowed = ", ".join(opt.choices) or opt.kind.__name__ + (
-                " or none" if opt.optional else ""
-            )
+            words = [opt.kind.__name__, opt.limits, "or none" if opt.optional else ""]
+            allowed = ", ".join(opt.choices) or " ".join(filter(None, words))
             table.add_row(
                 opt.name,
                 str(opt.default).lower() if opt.default is None else str(opt.default),
@@ -199,7 +200,7 @@ def methods() -> None:
         console.print(table)
         for preset, values in cls.presets.items():
             settings = ", ".join(f"{k}={v}" for k, v in values.items())
-            console.print(f"  preset [bold]{name},{preset}[/bold]: {settings}")
+            console.print(f"  preset [bold]{each},{preset}[/bold]: {settings}")
         for dataset, values in cls.dataset_defaults.items():
             settings = ", ".join(f"{k}={v}" for k, v in values.items())
             console.print(f"  default on {dataset}: {settings}")
@@ -616,7 +617,8 @@ def flower_setup(
 @flower_app.command("app")
 def flower_application(folder: Path = typer.Argument(help="folder for the app")) -> None:
     """Write the Flower app, for a SuperLink that runs already."""
-    from .flower.setup import write_app
+    from .flower.setup import try_command, write_app
 
     write_app(folder)
-    console.print(f"The app is in {folder}; run it with: flwr run {folder}", soft_wrap=True)
+    console.print(f"The app is in {folder}; to run it on this machine:", soft_wrap=True)
+    console.print(try_command(folder), soft_wrap=True, highlight=False, markup=False)

@@ -14,6 +14,7 @@ from typing import Any, Literal, Union
 from .errors import FedscError, unknown
 
 LARGEST_NUMBER = 2**53  # whole numbers beyond this are no numbers of anything here
+LIMITS = ("above", "at_least", "at_most")  # of a number, in a field's metadata
 
 
 def option(
@@ -39,6 +40,7 @@ class Option:
     choices: tuple[str, ...]  # empty: any value of the kind
     default: Any
     help: str
+    limits: str  # of a number: "above 0 and at most 1", or nothing
 
 
 def options_of(cls: type) -> list[Option]:
@@ -54,7 +56,8 @@ def options_of(cls: type) -> list[Option]:
         if typing.get_origin(hint) is Literal:
             hint, choices = str, typing.get_args(hint)
         help_line = field.metadata.get("help", "")
-        found.append(Option(field.name, hint, optional, choices, field.default, help_line))
+        limits = " and ".join(_limits(field.metadata))
+        found.append(Option(field.name, hint, optional, choices, field.default, help_line, limits))
     return found
 
 
@@ -82,7 +85,7 @@ def check(settings: Any) -> None:
 
 
 def _check_range(name: str, value: float, limits: typing.Mapping[str, Any]) -> None:
-    above, at_least, at_most = (limits.get(k) for k in ("above", "at_least", "at_most"))
+    above, at_least, at_most = (limits.get(word) for word in LIMITS)
     wrong = (
         not math.isfinite(value)
         or (above is not None and not value > above)
@@ -91,12 +94,13 @@ def _check_range(name: str, value: float, limits: typing.Mapping[str, Any]) -> N
     )
     if wrong:
         words = ["finite"] if not math.isfinite(value) else []
-        words += [
-            f"{word} {limit:g}"
-            for word, limit in (("above", above), ("at least", at_least), ("at most", at_most))
-            if limit is not None
-        ]
+        words += _limits(limits)
         raise FedscError(f"{name} = {value:g} is out of range (allowed: {' and '.join(words)})")
+
+
+def _limits(metadata: typing.Mapping[str, Any]) -> list[str]:
+    limits = ((word.replace("_", " "), metadata.get(word)) for word in LIMITS)
+    return [f"{words} {limit:g}" for words, limit in limits if limit is not None]
 
 
 def parse(cls: type, name: str, text: str) -> Any:

@@ -23,16 +23,26 @@ def is_path(text: str) -> bool:
 
 def refuse_code(folder: Path, texts: Iterable[Any], named: Iterable[Any] = ()) -> None:
     """A folder of runs may name a file of code, which may have come with it: the file is run only
-    if the user has `named` it too, or says so for this one command."""
-    if os.environ.get(RUN_CODE) == "1":
-        return
-    known = set(map(str, named))
-    for text in map(str, texts):
-        if is_path(text) and text not in known:
+    if the user has `named` it too, or says so for this one command. A path without a beginning is
+    meant from where the run was started: a file that is not there is not the folder's fault."""
+    trusted, known = os.environ.get(RUN_CODE) == "1", set(map(str, named))
+    for text in filter(is_path, map(str, texts)):
+        if not trusted and text not in known:
             raise FedscError(
                 f"{folder} asks to run the code in {text}. Look at the file; if you trust it, "
                 f"set {RUN_CODE}=1 for this command, or name it yourself where there is an option"
             )
+        file = file_of(text).absolute()
+        if not os.path.isfile(file):  # unlike Path's, it takes any text
+            raise FedscError(
+                f"{folder} needs the code in {text}, and there is no file {file}: "
+                "call from the folder in which the run was started, or put the file there"
+            )
+
+
+def file_of(path_and_name: str) -> Path:
+    """The file of `path/to/file.py:Name`, with or without a method's options behind it."""
+    return Path(os.path.expanduser(path_and_name.split(".py:")[0] + ".py"))
 
 
 def object_from_path(kind: str, path_and_name: str) -> Any:

@@ -203,6 +203,9 @@ def spec_hash(resolved: dict[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
+COMMAND_LINE_ONLY = ("out", "overwrite", "resume", "track", "data_dir", "quiet", "config")
+
+
 def read_config(path: Path) -> dict[str, Any]:
     """The options in a TOML file: the names of RunSpec's fields, and `methods` and `seeds`."""
     try:
@@ -215,11 +218,21 @@ def read_config(path: Path) -> dict[str, Any]:
         raise FedscError(f"{path} is not valid TOML: {error}") from None
     allowed = [opt.name for opt in options_of(RunSpec)] + ["methods", "seeds"]
     for name in found:
+        if name.replace("-", "_") in COMMAND_LINE_ONLY:
+            flag = "--" + name.replace("_", "-")
+            raise FedscError(f"{name} in {path} is no option of a run: give {flag} beside --config")
         if name not in allowed:
             raise unknown(f"option in {path}", name, allowed)
+    for name, several in (("method", "methods"), ("seed", "seeds")):
+        if isinstance(found.get(name), list):
+            raise FedscError(f"{name} = {found[name]!r} in {path} is a list: write {several} = ...")
+        if name in found and several in found:
+            raise FedscError(f"{path} has both {name} and {several}: leave one of them out")
     for name, kind in (("methods", str), ("seeds", int)):
         values = found.get(name, [])
         if not isinstance(values, list) or any(type(value) is not kind for value in values):
             example = {"methods": '["fedavg", "fedsc"]', "seeds": "[0, 1]"}[name]
             raise FedscError(f"{name} = {values!r} in {path} is not a list such as {example}")
+        if name in found and not values:
+            raise FedscError(f"{name} in {path} is empty: give at least one, or leave {name} out")
     return found

@@ -31,6 +31,16 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_the_app_is_run_as_the_documentation_says(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["flower", "app", str(tmp_path / "app")])
+    assert result.exit_code == 0
+    page = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text()
+    block = page.split("    fedsc flower app app\n")[1].split("\n\n")[0]
+    command = " ".join(block.replace("\\\n", " ").split())
+    assert command.startswith("FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1 flwr run app local ")
+    assert command.replace(" app ", f" {tmp_path / 'app'} ") in result.output
+
+
 def test_the_servers_certificate_is_for_its_name_and_signed_by_the_ca(federation: Path) -> None:
     ca = x509.load_pem_x509_certificate((federation / "ca.crt").read_bytes())
     certificate, key = (federation / "superlink" / f"server.{end}" for end in ("crt", "key"))

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from fedsc.errors import FedscError
 from fedsc.experiments.cells import Cell, cells_of, read_cell
+from fedsc.experiments.grids import asked_in
 from fedsc.experiments.reproduce import (
     Asked,
-    asked_in,
     collect,
     read_asked,
     results,

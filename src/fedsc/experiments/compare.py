@@ -19,6 +19,8 @@ from ..files import (
     CannotWriteError,
     explain_write_errors,
     read_json,
+    read_object,
+    read_text,
     refuse_link,
     write_atomically,
 )
@@ -28,9 +30,9 @@ from ..progress import Lines, Live, Silent, data_progress
 from ..report.checks import Check, is_text, is_whole, list_of, wrong_in
 from ..report.runs import RunData, read_run
 from ..report.table import comparison_rows, comparison_table, markdown_table
-from ..spec import NOT_PART_OF_THE_HASH, RunSpec
-from .folder import folder_name, prepare_out
-from .runner import build, execute, load
+from ..spec import NOT_PART_OF_THE_HASH, RunSpec, spec_hash
+from .folder import folder_name, grid_command, prepare_out, some_of
+from .runner import build, describe, execute, load
 from .trackers import Tracked, check_trackers
 
 RESUME_AS_IT_WAS = "resume a run as it was asked for, or start another"
@@ -87,6 +89,10 @@ def compare(
     for name, spec in specs.items():
         build(spec, data, methods[name])  # what cannot be built is said before anything is written
     if not resume:
+        if not overwrite and is_that_job(out, job):
+            begun = {n: spec for n, spec in specs.items() if (out / n / "spec.json").exists()}
+            asked = {n: describe(*build(spec, data, methods[n])) for n, spec in begun.items()}
+            refuse_to_run_again(out, specs, asked)
         prepare_out(out, overwrite)
     with nothing_left_if_nothing_ran(out):
         if not resume:
@@ -105,13 +111,58 @@ def compare(
 
     from ..report.pictures import draw_curves
 
-    runs = [read_run(out / name) for name in specs]
+    try:
+        runs = [read_run(out / name) for name in specs]
+    except FedscError as error:
+        raise FedscError(f"{error}; remove it and run it again: fedsc run --resume {out}") from None
     console.print(comparison_table(runs, console.width), crop=False)
     console.print()
     write_atomically(out / "summary.md", markdown_table(*comparison_rows(runs)).encode())
     draw_curves(runs, out / "curves.png")
     console.print(f"Runs in {out}, curves in {out / 'curves.png'}", soft_wrap=True)
     return runs
+
+
+def is_that_job(out: Path, job: Job) -> bool:
+    """Whether `fedsc run` was asked for the same in this folder before."""
+    try:
+        found = read_json(out / "job.json")
+        if wrong_in(found, JOB):
+            return False
+        before, now = Job(**found).specs(), job.specs()
+    except (OSError, FedscError, TypeError):
+        return False
+    return before.keys() == now.keys() and not any(changed(before[n], now[n]) for n in now)
+
+
+def refuse_to_run_again(
+    out: Path, specs: dict[str, RunSpec], begun: dict[str, dict[str, Any]]
+) -> None:
+    """Say how far the runs have come that are asked for once more; `begun` describes those that
+    have a folder. Data or a method's file that were changed since make others of them."""
+    for name, asked in begun.items():
+        if read_object(out / name / "spec.json").get("hash") != spec_hash(asked):
+            return
+    if not begun:
+        return
+    what = "this very run" if len(specs) == 1 else f"these very {len(specs)} runs"
+    rounds = next(iter(specs.values())).rounds
+    if all((out / name / "summary.json").exists() for name in specs):
+        each = "" if len(specs) == 1 else " each"
+        state = f"finished after {rounds} rounds{each}"
+        way = f"fedsc results {out} shows the numbers; --overwrite deletes them and runs again"
+    else:
+        done = sum(min(rounds_written(out / name), rounds) for name in specs)
+        state = f"{done} of {rounds * len(specs)} rounds done"
+        way = f"to go on, fedsc run --resume {out}"
+    raise FedscError(f"{out} holds {what} ({some_of(list(specs))}), {state}: {way}")
+
+
+def rounds_written(run: Path) -> int:
+    try:
+        return read_text(run / "metrics.jsonl").count("\n")
+    except OSError:  # none yet
+        return 0
 
 
 @contextlib.contextmanager
@@ -142,10 +193,7 @@ def read_job(out: Path, given: dict[str, Any]) -> Job:
         job = Job(**found)
         before = job.specs()
     except OSError:
-        what = f"{out} holds no run to resume: it has no job.json"
-        if (out.parent / "job.json").exists():
-            what = f"{out} is one run of several: fedsc run --resume {out.parent}"
-        raise FedscError(what) from None
+        raise FedscError(why_no_job(out)) from None
     except TypeError as error:  # an option that RunSpec has not
         raise FedscError(f"{out / 'job.json'} is damaged: {error}") from None
     named = (*given.get("methods", []), given.get("model"))
@@ -161,11 +209,32 @@ def read_job(out: Path, given: dict[str, Any]) -> Job:
             f"the runs were {', '.join(before)}, are now {', '.join(now)}: {RESUME_AS_IT_WAS}"
         )
     for name in before:
-        for field in dataclasses.fields(RunSpec):
-            was, is_now = getattr(before[name], field.name), getattr(now[name], field.name)
-            if was != is_now and field.name not in NOT_PART_OF_THE_HASH:
-                raise FedscError(f"{field.name} was {was}, is now {is_now}: {RESUME_AS_IT_WAS}")
+        for difference in changed(before[name], now[name]):
+            raise FedscError(f"{difference}: {RESUME_AS_IT_WAS}")
     return asked
+
+
+def why_no_job(out: Path) -> str:
+    """In place of a job.json that is not there: what to do instead."""
+    for folder in (out, out.parent):
+        command = grid_command(folder)
+        if command is not None:
+            return (
+                f"{folder} is a folder of `{command}`, which goes on when it is given again: "
+                f"{command} ... --out {folder}"
+            )
+        if folder != out and (folder / "job.json").exists():
+            return f"{out} is one run of several: fedsc run --resume {folder}"
+    return f"{out} holds no run to resume: it has no job.json"
+
+
+def changed(before: RunSpec, now: RunSpec) -> list[str]:
+    """What makes another run of it, in words."""
+    return [
+        f"{name} was {was}, is now {is_now}"
+        for name, was in dataclasses.asdict(before).items()
+        if was != (is_now := getattr(now, name)) and name not in NOT_PART_OF_THE_HASH
+    ]
 
 
 def choose_progress(quiet: bool, console: Console) -> Silent:

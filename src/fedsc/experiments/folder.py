@@ -51,6 +51,7 @@ from ..files import (
 from ..report.checks import OPTIONAL_IN_A_RECORD, RECORD, wrong_in
 from ..state import State, check_like, to_device
 from .checkpoint import Facts, seal, unseal
+from .grids import SWEEP, asked_in
 
 FORMAT = 1
 NEWEST = "state.safetensors"
@@ -192,7 +193,10 @@ class RunFolder:
                 problems[name] = error
         if problems and not self.checkpoints:
             reason = next(iter(problems.values()))
-            raise FedscError(f"{self.path} cannot be resumed, no checkpoint is whole: {reason}")
+            raise FedscError(
+                f"{self.path} cannot be resumed from any checkpoint: {reason}; "
+                "remove the folder to run it from its beginning"
+            )
         with explain_write_errors(self.path):
             for name, problem in problems.items():
                 (self.path / name).unlink()
@@ -222,20 +226,36 @@ class RunFolder:
             federation.records.restore(facts["records"])
             if federation.round > federation.spec.rounds:
                 raise ValueError(f"its round is {federation.round}")
-            lines = read_text(self.path / "metrics.jsonl").splitlines()[: federation.round]
-            if len(lines) < federation.round:
-                raise ValueError(f"metrics.jsonl has {len(lines)} of {federation.round} rounds")
-            for line in lines:
-                record = parse_json(line, self.path / "metrics.jsonl")
-                wrong = wrong_in(record, RECORD, OPTIONAL_IN_A_RECORD)
-                if wrong or record["accuracy"] is None:
-                    raise ValueError(f"in metrics.jsonl {wrong or 'an accuracy is missing'}")
             check_like(state, federation.server)
         except (OSError, ValueError) as error:
             raise FedscError(f"{self.path / name} is damaged: {error}") from None
+        lines = self.lines_until(name, federation.round)
         # A group without tensors, such as FedCDA's sums before anybody has sent, leaves no trace.
         empty = {key: value for key, value in federation.server.items() if value == {}}
         federation.server = {**empty, **to_device(state, federation.device)}
+        return lines
+
+    def lines_until(self, checkpoint: str, rounds: int) -> list[str]:
+        """The lines of metrics.jsonl for the rounds of a checkpoint."""
+        path = self.path / "metrics.jsonl"
+        try:
+            lines = read_text(path).splitlines()[:rounds]
+        except OSError as error:
+            raise FedscError(
+                f"{path} cannot be read ({error.strerror}), and {checkpoint} "
+                f"needs its {rounds} rounds"
+            ) from None
+        if len(lines) < rounds:
+            raise FedscError(f"{path} has {len(lines)} of the {rounds} rounds of {checkpoint}")
+        for number, line in enumerate(lines, 1):
+            record = parse_json(line, path)
+            wrong = wrong_in(record, RECORD, OPTIONAL_IN_A_RECORD)
+            if not wrong and record["accuracy"] is None:
+                wrong = "an accuracy is missing"
+            if not wrong and record["round"] != number:
+                wrong = f"it is of round {record['round']}"
+            if wrong:
+                raise FedscError(f"{path} is damaged in line {number}: {wrong}")
         return lines
 
 
@@ -249,6 +269,14 @@ def prepare_out(out: Path, overwrite: bool) -> None:
     if not out.is_dir():
         raise FedscError(f"--out {out} is a file: give a folder")
     runs = [path for path in sorted(out.iterdir()) if is_run(path)]
+    command = grid_command(out)
+    if command is not None:  # a night's work of a grid is not for one run to replace
+        names = ", ".join(file.stem for file in asked_in(out))
+        raise FedscError(
+            f"{out} is a folder of `{command}` ({names}; {len(runs)} "
+            f"{'run' if len(runs) == 1 else 'runs'}), which --overwrite does not replace: "
+            "choose another --out, or remove the folder yourself"
+        )
     ours = {*runs, *(out / name for name in JOB_FILES if is_job(out))}
     ours |= {out / f"{name}.part" for name in JOB_FILES}  # being written when a run was killed
     others = [path for path in sorted(out.iterdir()) if path not in ours]
@@ -257,9 +285,12 @@ def prepare_out(out: Path, overwrite: bool) -> None:
             f"{out} is not empty and holds no runs ({others[0].name}): choose another --out"
         )
     if runs and not overwrite:
+        what, them = "another run", "it"
+        if len(runs) > 1:
+            what, them = f"{len(runs)} runs", f"all {len(runs)}"
         raise FedscError(
-            f"{out} holds another run ({runs[0].name}): choose another --out, "
-            "or replace it with --overwrite"
+            f"{out} holds {what} ({some_of([run.name for run in runs])}): choose another --out; "
+            f"--overwrite deletes {them}"
         )
     for run in runs:
         if (run / "environment.json").exists():
@@ -269,6 +300,20 @@ def prepare_out(out: Path, overwrite: bool) -> None:
         remove_run(run)
     for path in ours - set(runs):
         path.unlink(missing_ok=True)
+
+
+def some_of(names: list[str]) -> str:
+    """The first three, and how many more there are."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
+
+
+def grid_command(out: Path) -> str | None:
+    """The command that made this folder, where it holds the runs of a table, figure or sweep."""
+    names = [file.stem for file in asked_in(out)]
+    if not names:
+        return None
+    return "fedsc sweep" if SWEEP in names else "fedsc reproduce"
 
 
 def is_job(out: Path) -> bool:

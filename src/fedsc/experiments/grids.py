@@ -12,6 +12,7 @@ import functools
 import json
 from collections.abc import Iterable
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import FedscError, unknown
@@ -368,6 +369,12 @@ GRIDS = {
     make.__name__: make
     for make in (table1, table2, table3, table4, table5, figure1, figure5, figure6, figure7)
 }
+SWEEP = "sweep"  # of which somebody else chooses rows and values
+
+
+def asked_in(folder: Path) -> list[Path]:
+    """The files in a folder of runs that say for which tables, figures or sweep they are."""
+    return [file for name in (*GRIDS, SWEEP) if (file := folder / f"{name}.json").exists()]
 
 
 def grid(name: str, scale: str) -> Grid:

@@ -41,10 +41,9 @@ from ..report.runs import RunData, find_runs, without_copies
 from ..report.text_table import TextTable, for_terminal
 from ..spec import NOT_PART_OF_THE_HASH, RunSpec
 from .cells import cells_of, locked, read_cell, run_cells
-from .folder import folder_name
-from .grids import GRIDS, SCALES, Column, Grid, Row, grid
+from .folder import folder_name, is_job
+from .grids import GRIDS, SCALES, SWEEP, Column, Grid, Row, asked_in, grid
 
-SWEEP = "sweep"
 MOST_RUNS = 100_000
 NOT_SWEPT = ("method", "seed", *NOT_PART_OF_THE_HASH)
 
@@ -225,6 +224,10 @@ def list_grids(console: Console) -> None:
 def prepare(out: Path) -> Path:
     if out.exists() and not out.is_dir():
         raise FedscError(f"--out {out} is a file: give a folder")
+    if is_job(out):  # whose runs no table of a grid would show
+        raise FedscError(
+            f"{out} is a folder of `fedsc run` (it has a job.json): choose another --out"
+        )
     with explain_write_errors(out):
         out.mkdir(parents=True, exist_ok=True)
     return out
@@ -247,10 +250,6 @@ def with_what_was_asked_before(out: Path, asked: Asked) -> Asked:
         methods=[*before.methods, *(m for m in asked.methods if m not in before.methods)],
         seeds=sorted({*before.seeds, *asked.seeds}),
     )
-
-
-def asked_in(path: Path) -> list[Path]:
-    return [file for name in (*GRIDS, SWEEP) if (file := path / f"{name}.json").exists()]
 
 
 def collect(out: Path, asked: Asked) -> tuple[Results, list[str]]:

@@ -28,7 +28,7 @@ from ..files import read_object
 from ..method import Method, tested_model
 from ..methods import method_from_text, method_to_text
 from ..models import build_model, default_model
-from ..plugins import is_path
+from ..plugins import file_of, is_path
 from ..progress import Silent
 from ..spec import NOT_PART_OF_THE_HASH, RunSpec, spec_hash
 from ..state import State
@@ -166,9 +166,14 @@ def carry_out(
         if folder is not None:
             if resume and (folder.path / "spec.json").exists():
                 refuse_other_spec(folder.path, describe(federation, model_name))
-                tell_other_environment(folder.path, federation)
+                changed = changed_environment(folder.path, federation)
                 in_the_folder.enter_context(folder.alone())
                 records = folder.restore(federation)
+                if changed:
+                    federation.say(
+                        f"{folder.path} goes on, its last digits may not be those of an uncut run: "
+                        + "; ".join(changed)
+                    )
             else:
                 begin(folder, federation, model_name)
                 in_the_folder.enter_context(folder.alone())
@@ -287,8 +292,7 @@ def describe_images(data: Dataset) -> dict[str, Any]:
 
 def file_hash(path_and_name: str) -> str:
     """Of a user's own file: the same path with other code is another run."""
-    path = Path(path_and_name.split(".py:")[0] + ".py").expanduser()
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashlib.sha256(file_of(path_and_name).read_bytes()).hexdigest()
 
 
 def begin(folder: RunFolder, federation: Federation, model_name: str) -> None:
@@ -327,9 +331,9 @@ def as_it_began(spec: RunSpec, path: Path) -> RunSpec:
     )
 
 
-def tell_other_environment(path: Path, federation: Federation) -> None:
-    """Refuse to go on with a run on another kind of device, where no number would be the same, and
-    say what else has changed."""
+def changed_environment(path: Path, federation: Federation) -> list[str]:
+    """What is no longer as the run began, in words. Another kind of device, where no number would
+    be the same, is refused."""
     before, now = read_object(path / "environment.json"), environment(federation.device)
     spec = read_object(path / "spec.json")
     if (before.get("device") == "cpu") != (now["device"] == "cpu"):
@@ -339,7 +343,7 @@ def tell_other_environment(path: Path, federation: Federation) -> None:
         )
     packages = before.get("packages")
     torch_before = packages.get("torch") if isinstance(packages, dict) else None
-    changed = [
+    return [
         f"{what} was {was}, is now {is_now}"
         for what, was, is_now in (
             ("PyTorch", torch_before, now["packages"]["torch"]),
@@ -351,9 +355,6 @@ def tell_other_environment(path: Path, federation: Federation) -> None:
         )
         if was != is_now
     ]
-    if changed:
-        text = "; ".join(changed)
-        federation.say(f"{path} goes on, its last digits may not be those of an uncut run: {text}")
 
 
 def refuse_other_spec(path: Path, spec: dict[str, Any]) -> None:

@@ -16,6 +16,7 @@ import datetime
 import ipaddress
 import os
 import re
+import shlex
 import shutil
 from importlib.metadata import version
 from pathlib import Path
@@ -65,6 +66,16 @@ default = "federation"
 address = "{address}"
 root-certificates = "{ca}"
 """
+
+
+def try_command(app: Path) -> str:
+    """Four simulated nodes. Flower would install fedsc and PyTorch anew if it were not told not to,
+    and fedsc is on no package index."""
+    return (
+        f"FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1 flwr run {shlex.quote(str(app))} local "
+        '--stream --federation-config "num-supernodes=4 client-resources-num-cpus=1" '
+        "--run-config \"clients=4 rounds=3 method='fedsc' threads=1\""
+    )
 
 
 def write_app(folder: Path) -> None:

@@ -72,6 +72,8 @@ def read_run(path: Path) -> RunData:
         records = [parse_json(line, path / "metrics.jsonl") for line in lines]
     except FileNotFoundError as error:
         missing = Path(error.filename).name
+        if missing == "metrics.jsonl" and (path / "summary.json").exists():
+            raise FedscError(f"{path} is damaged: it is finished and has no {missing}") from None
         if missing == "metrics.jsonl":  # it comes with the first round
             raise FedscError(f"{path} has no finished round yet: it has no {missing}") from None
         raise FedscError(f"{path} is not a run folder: it has no {missing}") from None
