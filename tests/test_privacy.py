@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -17,9 +17,11 @@ from fedsc.data.sources import load_dataset
 from fedsc.engines.private import PrivateSteps
 from fedsc.engines.sequential import SequentialEngine, Visit
 from fedsc.experiments.runner import build
-from fedsc.method import Client
+from fedsc.faults import find_unusable
+from fedsc.method import Client, LocalResult, Method, Upload
 from fedsc.methods import METHODS, method_from_text
 from fedsc.models import build_model
+from fedsc.options import option
 from fedsc.privacy import (
     Ledger,
     Privacy,
@@ -32,7 +34,7 @@ from fedsc.privacy import (
     pooled_prototypes,
     solve_noise,
 )
-from fedsc.state import flatten
+from fedsc.state import State, flatten
 
 QUICK: dict[str, Any] = {
     "train_limit": 200,
@@ -394,6 +396,87 @@ def test_under_unit_client_the_server_sees_no_client_of_its_own() -> None:
     counts = private.server["counts"]
     assert ((counts == 0) | (counts == 1)).all()
     assert all(torch.equal(counts[0], other) for other in counts)
+
+
+@dataclasses.dataclass(frozen=True)
+class Broken(fedsc.FedSC):
+    """Some clients send what cannot be used."""
+
+    name: ClassVar[str] = "broken"
+    private_units: ClassVar[tuple[str, ...]] = ("client",)
+    clients: ClassVar[tuple[int, ...]] = ()
+    fault: str = option("", "what is wrong with it")
+
+    def upload(self, result: LocalResult) -> State:
+        extra = super().upload(result)
+        if int(result.client.id) not in self.clients:
+            return extra
+        if self.fault == "weights":
+            result.model["classifier.weight"][0, 0] = math.nan
+        if self.fault == "prototypes":
+            extra["prototypes"][0, 0] = math.inf
+        return {**extra, "counts": torch.ones(3)} if self.fault == "shape" else extra
+
+
+class BrokenOne(Broken):
+    private_units: ClassVar[tuple[str, ...]] = ("client",)
+    clients: ClassVar[tuple[int, ...]] = (2,)
+
+
+class BrokenAll(Broken):
+    private_units: ClassVar[tuple[str, ...]] = ("client",)
+    clients: ClassVar[tuple[int, ...]] = (0, 1, 2, 3)
+
+
+def broken(method: Method, **options: Any) -> Federation:
+    options = {**QUICK, **CLIENT, "dp_feature_clip": 5.0, "rounds": 1, **options}
+    return build(RunSpec(method="fedsc", **options), load_dataset("digits"), method)[0]
+
+
+@pytest.mark.parametrize("fault", ["weights", "prototypes", "shape"])
+def test_under_unit_client_an_unusable_upload_is_a_zero_update(fault: str) -> None:
+    made = broken(BrokenOne(fault=fault))
+    before, (record,) = made.server["model"], list(made.rounds())
+    assert [rejected["client"] for rejected in record["rejected"]] == [2]
+    assert "diverged" not in record
+    assert 2 not in made.memories
+    # No noise here: the mean is over four clients, of which one did not move.
+    others = [u for u in broken(Broken()).fit(1, [0, 1, 2, 3]) if u.client != 2]
+    expected = noised_mean_model(before, [*(u.model for u in others), before], 1.0, 0.0, rng())
+    for name, tensor in made.server["model"].items():
+        torch.testing.assert_close(tensor, expected[name])
+    held = torch.stack([upload.extra["counts"] for upload in others]).sum(0) > 0
+    assert torch.equal(made.server["counts"][0] > 0, held)
+
+
+def test_under_unit_client_noise_is_added_also_where_no_upload_can_be_used() -> None:
+    made = broken(BrokenAll(fault="weights"), dp_noise=2.0)
+    before, (record,) = made.server["model"], list(made.rounds())
+    assert len(record["rejected"]) == 4
+    assert record["diverged"]
+    change = made.server["model"]["classifier.weight"] - before["classifier.weight"]
+    assert float(change.std()) == pytest.approx(2.0 / 4, rel=0.15)  # 640 draws
+
+
+def test_under_unit_client_an_update_that_is_too_long_is_clipped_as_any_other() -> None:
+    before = {"w": torch.zeros(2)}
+    uploads = [Upload(0, 1, {"w": torch.tensor([3e30, 4e30])}), Upload(1, 1, before)]
+    assert find_unusable(uploads, before) == {0: "its length inf is above 1e+03"}
+    assert find_unusable(uploads, before, any_length=True) == {}
+    mean = noised_mean_model(before, [upload.model for upload in uploads], 1.0, 0.0, rng())
+    torch.testing.assert_close(mean["w"], torch.tensor([0.3, 0.4]))
+
+
+def test_what_is_not_finite_is_no_update_and_no_prototype() -> None:
+    before = {"w": torch.zeros(2)}
+    models = [{"w": torch.tensor([math.nan, 1.0])}, {"w": torch.tensor([0.6, 0.8])}]
+    mean = noised_mean_model(before, models, 1.0, 0.0, rng())
+    torch.testing.assert_close(mean["w"], torch.tensor([0.3, 0.4]))
+    prototypes = torch.tensor([[[math.inf, 1.0], [0.0, 2.0]], [[3.0, 0.0], [math.nan, 0.0]]])
+    held = torch.ones(2, 2, dtype=torch.bool)
+    pooled, exists = pooled_prototypes(prototypes, held, 4.0, 0.0, rng())
+    torch.testing.assert_close(pooled, torch.tensor([[3.0, 0.0], [0.0, 2.0]]))
+    assert exists.all()
 
 
 def test_under_unit_record_the_counts_that_leave_are_the_noised_ones() -> None:

@@ -3,7 +3,9 @@
 A client that drops out of a round is not there: it receives nothing, trains nothing and sends
 nothing. A straggler trains, and remembers it, but its upload comes when the round is over and is
 thrown away. Who does is drawn beforehand from the seed and the round. An upload that cannot be used
-is rejected before anything is averaged, and its client goes on as if it had not trained.
+is rejected before anything is averaged, and its client goes on as if it had not trained. Where a
+whole client is hidden (`privacy.py`), that an upload is missing would show: there it counts as one
+that says nothing.
 """
 
 from __future__ import annotations
@@ -34,6 +36,11 @@ class Answers:
     late: list[int] = field(default_factory=list)
     rejected: dict[int, str] = field(default_factory=dict)  # why, by client
     received: list[Upload] = field(default_factory=list)  # all, in time or not, sound or not
+
+    @property
+    def sound(self) -> list[Upload]:
+        """Those to be aggregated that are as the clients sent them."""
+        return [upload for upload in self.uploads if upload.client not in self.rejected]
 
     def record(self) -> dict[str, list[object]]:
         """For the record of the round: only what there is."""
@@ -83,14 +90,12 @@ def draw_faults(
     return dropped, late - dropped
 
 
-def find_unusable(uploads: list[Upload], model: State) -> dict[int, str]:
+def find_unusable(uploads: list[Upload], model: State, any_length: bool = False) -> dict[int, str]:
     """The clients whose uploads cannot be aggregated into the global model, and why."""
     if not uploads:
         return {}
-    # What a method sends beside the weights, only the method knows: as most of its clients do.
-    usual_extra = Counter(shapes(upload.extra) for upload in uploads).most_common(1)[0][0]
-    usual_model = shapes(model)
-    longest = LONGEST * max(1.0, length(model))
+    usual_extra, usual_model = shapes(usually_sent(uploads)), shapes(model)
+    longest = math.inf if any_length else LONGEST * max(1.0, length(model))
     found = {}
     for upload in uploads:
         reason = (
@@ -102,6 +107,12 @@ def find_unusable(uploads: list[Upload], model: State) -> dict[int, str]:
         if reason:
             found[upload.client] = reason
     return found
+
+
+def usually_sent(uploads: list[Upload]) -> State:
+    """What a method sends beside the weights, only the method knows: as most of its clients do."""
+    usual = Counter(shapes(upload.extra) for upload in uploads).most_common(1)[0][0]
+    return next(upload.extra for upload in uploads if shapes(upload.extra) == usual)
 
 
 Shapes = tuple[tuple[str, tuple[int, ...], torch.dtype], ...]

@@ -59,11 +59,11 @@ from .evaluation import (
     evaluate_few_shot,
     run_model,
 )
-from .faults import Answers, TooFewClientsError, draw_faults, find_unusable
+from .faults import Answers, TooFewClientsError, draw_faults, find_unusable, usually_sent
 from .method import Method, Task, Upload
 from .models import check_model
 from .models.outputs import Outputs
-from .privacy import Ledger, hide_clients, make_ledger
+from .privacy import Ledger, hide_clients, make_ledger, saying_nothing
 from .spec import RunSpec
 from .state import State, layout, num_bytes, to_device
 from .store import ClientStore
@@ -280,10 +280,10 @@ class Federation:
 
         model_bytes = num_bytes(self.server["model"]) if self.method.shares_weights() else 0
         images = sum(upload.num_samples for upload in answers.received) * self.spec.epochs
-        losses = mean_losses(uploads or answers.received)
+        losses = mean_losses(answers.sound or answers.received)
         asked = [k for k in chosen if k not in answers.dropped]
         left_out = sorted(set(asked) - {upload.client for upload in answers.received})  # on Flower
-        none_is_left = bool(answers.rejected) and not uploads
+        none_is_left = bool(answers.rejected) and not answers.sound
         diverged = none_is_left or not all(map(math.isfinite, losses.values()))
         if diverged and not self.has_diverged:
             self.has_diverged = True
@@ -294,7 +294,7 @@ class Federation:
             "train_loss": losses,
             **({"diverged": True} if diverged else {}),
             **({} if self.spec.dp_unit == "none" else {"epsilon": self.ledger.spent(round)}),
-            **(self.diagnostics(uploads) if uploads else {}),
+            **(self.diagnostics(answers.sound) if answers.sound else {}),
             "cohort": chosen,
             **({"left_out": left_out} if left_out else {}),
             **answers.record(),
@@ -323,10 +323,18 @@ class Federation:
         results = self.train(round, [k for k in chosen if k not in dropped])
         received = [upload for upload, _ in results]
         in_time = [upload for upload in received if upload.client not in late]
-        unusable = find_unusable(received, self.server["model"])
+        hidden = self.ledger.privacy.hides_updates  # and clipped, so none is too long
+        unusable = find_unusable(received, self.server["model"], any_length=hidden)
         rejected = {k: reason for k, reason in unusable.items() if k not in late}
+        uploads = [upload for upload in in_time if upload.client not in rejected]
+        if hidden and rejected:
+            model, usual = self.server["model"], usually_sent(received)
+            uploads = [
+                saying_nothing(upload, model, usual) if upload.client in rejected else upload
+                for upload in in_time
+            ]
         answers = Answers(
-            uploads=[upload for upload in in_time if upload.client not in rejected],
+            uploads=uploads,
             dropped=[k for k in chosen if k in dropped],
             late=[upload.client for upload in received if upload.client in late],
             rejected=rejected,

@@ -67,6 +67,11 @@ class Privacy:
         return self.unit == "record" and self.clip is not None
 
     @property
+    def hides_updates(self) -> bool:
+        """The server sees the noised mean of the clients' updates alone."""
+        return self.unit == "client" and self.clip is not None
+
+    @property
     def hides_features(self) -> bool:
         return self.unit == "record" and self.feature_clip is not None
 
@@ -119,15 +124,18 @@ def noised_mean_model(
 ) -> State:
     """DP-FedAvg: the model, moved by the mean of the clients' clipped updates, with noise.
 
-    An update is one vector over all floating tensors, running statistics included. Integer buffers
-    stay as they were.
+    An update is one vector over all floating tensors. One without a finite length cannot be clipped
+    and counts as zero. Integer buffers stay as they were.
     """
     floats = [name for name, tensor in before.items() if tensor.is_floating_point()]
     summed = {name: torch.zeros_like(before[name]) for name in floats}
     for model in models:
         update = {name: model[name] - before[name] for name in floats}
         squares = torch.stack([change.double().square().sum() for change in update.values()])
-        scale = min(1.0, clip / max(float(squares.sum().sqrt()), 1e-30))
+        length = float(squares.sum().sqrt())
+        if not math.isfinite(length):
+            continue
+        scale = min(1.0, clip / max(length, 1e-30))
         for name in floats:
             summed[name].add_(update[name], alpha=scale)
     moved = dict(before)
@@ -144,8 +152,11 @@ def pooled_prototypes(
 
     A client gives, for each class it holds (`held` (K, C)), its prototype in units of `clip` and a
     1; all of that is scaled down to length 1, which is what one client can change. Prototypes and
-    ones shrink alike, so a mean over few classes is not drawn towards zero.
+    ones shrink alike, so a mean over few classes is not drawn towards zero. A prototype that is not
+    finite is none.
     """
+    held = held & prototypes.isfinite().all(-1)
+    prototypes = torch.where(held[..., None], prototypes, 0)
     ones = held.to(prototypes.dtype)[..., None]
     given = torch.cat([clip_rows(prototypes / clip, 1.0) * ones, ones], -1)
     given = clip_rows(given.flatten(1), 1.0).view_as(given)
@@ -160,6 +171,16 @@ def pooled_prototypes(
 
 
 # Accounting ---------------------------------------------------------------------------------------
+
+
+def saying_nothing(upload: Upload, model: State, usual: State) -> Upload:
+    """An upload that cannot be used, as one of a client that did not move and holds no class.
+
+    `usual` is what clients send beside the weights. To leave it out instead would change the number
+    that the sum is divided by, which the noise does not hide.
+    """
+    extra = {name: torch.zeros_like(tensor) for name, tensor in usual.items()}
+    return dataclasses.replace(upload, model=model, extra=extra)
 
 
 def hide_clients(
