@@ -529,3 +529,22 @@ def test_a_method_of_ones_own_promises_nothing() -> None:
 
     with pytest.raises(FedscError, match="mine cannot be private"):
         fedsc.run("digits", Mine(), **{**QUICK, **RECORD})
+
+
+@pytest.mark.parametrize("unit", [RECORD, CLIENT])
+def test_a_promise_is_not_inherited(unit: dict[str, Any]) -> None:
+    class Mine(fedsc.FedAvg):
+        """Sends its class counts as they are."""
+
+        name = "mine"
+
+        def upload(self, result: LocalResult) -> State:
+            return {"class_counts": result.client.class_counts}
+
+    with pytest.raises(FedscError, match=r"mine cannot be private.*in the class Mine itself"):
+        fedsc.run("digits", Mine(), **{**QUICK, **unit})
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_our_own_methods_name_their_units_themselves(name: str) -> None:
+    assert METHODS[name].private_units == vars(METHODS[name]).get("private_units", ())

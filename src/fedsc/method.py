@@ -118,7 +118,8 @@ class Method:
     sent_prototypes: ClassVar[str | None] = None  # their name in what `upload` returns, if any
     # Units of differential privacy that hold. "record": the loss is a mean over samples, each term
     # of its own sample and what was received alone, and `upload` reads no data but the totals
-    # `sums` and `counts`. "client": `upload` gives "prototypes" and "counts", or nothing.
+    # `sums` and `counts`. "client": `upload` gives "prototypes" and "counts", or nothing. Not
+    # inherited: a derived class names its own.
     private_units: ClassVar[tuple[str, ...]] = ()
 
     aggregation: Literal["samples", "uniform", "median", "trimmed_mean", "clipped_mean"] = option(
