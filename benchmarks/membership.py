@@ -166,7 +166,7 @@ def attack_run(method: str, seed: int, options: dict[str, Any]) -> dict[str, flo
         next(records)
     chosen = cohort(seed, last, made.task.num_clients, made.task.cohort_size)
     # The last round twice, with the same result: once to see what is sent.
-    sent = made.hide_clients(last, made.fit(last, chosen))
+    sent = made.hidden(made.fit(last, chosen), last)
     record = next(records)
     by: dict[str, list[tuple[int, float]]] = {"prototype": [], "loss": []}
     images, data = made.engine.images, made.data

@@ -28,6 +28,7 @@ from fedsc.privacy import (
     Release,
     clip_rows,
     epsilon_of,
+    hide_clients,
     noised_mean_model,
     noised_totals,
     poisson_batches,
@@ -396,6 +397,38 @@ def test_under_unit_client_the_server_sees_no_client_of_its_own() -> None:
     counts = private.server["counts"]
     assert ((counts == 0) | (counts == 1)).all()
     assert all(torch.equal(counts[0], other) for other in counts)
+
+
+@pytest.mark.parametrize("method", ["fedsc", "fedproto"])
+def test_under_unit_client_a_class_exists_where_somebody_has_enough_of_it(method: str) -> None:
+    options = {**CLIENT, "dp_feature_clip": 5.0, "rounds": 1}
+    made = federation(f"{method},min_count=12", **options)
+    held = (made.class_counts >= 12).any(0)
+    assert 0 < int(held.sum()) < 10
+    list(made.rounds())
+    name = "consistent" if method == "fedsc" else "prototypes"
+    exists = "consistent_exists" if method == "fedsc" else "exists"
+    assert torch.equal(made.server[exists], held)
+    assert torch.equal(made.server[name].norm(dim=-1) > 0, held)
+
+
+def test_under_unit_client_a_class_with_too_few_images_does_not_pull_its_prototype_to_zero() -> (
+    None
+):
+    def prototype(count: float) -> Tensor:
+        extra = [
+            {"prototypes": torch.tensor([[3.0, 4.0]]), "counts": torch.tensor([5.0])},
+            {"prototypes": torch.zeros(1, 2), "counts": torch.tensor([count])},
+        ]
+        uploads = [Upload(k, 1, {}, each) for k, each in enumerate(extra)]
+        privacy = Privacy("client", feature_clip=10.0)
+        sent = hide_clients(privacy, uploads, {}, 0, 1, min_count=3)
+        assert sent[0].extra["counts"].tolist() == [3]
+        found: Tensor = sent[1].extra["prototypes"][0]
+        return found
+
+    torch.testing.assert_close(prototype(0.0), torch.tensor([3.0, 4.0]))
+    torch.testing.assert_close(prototype(2.0), torch.tensor([3.0, 4.0]))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -248,11 +248,8 @@ class Federation:
             chosen = cohort(self.spec.seed, 1, self.task.num_clients, self.task.cohort_size)
             uploads = self.fit(0, chosen)
             if uploads:
-                sent = hide_clients(
-                    self.ledger.privacy, uploads, self.server["model"], self.spec.seed, 0
-                )
                 before = self.server
-                surveyed = self.aggregate(sent)
+                surveyed = self.aggregate(self.hidden(uploads, 0))
                 self.server = {**surveyed, "model": before["model"]}
                 self.gather_statistics(before, uploads)
         while self.round < self.spec.rounds:
@@ -269,10 +266,7 @@ class Federation:
         fitted = time.perf_counter()
         before = self.server
         if uploads:
-            sent = hide_clients(
-                self.ledger.privacy, uploads, self.server["model"], self.spec.seed, round
-            )
-            self.server = self.aggregate(sent)
+            self.server = self.aggregate(self.hidden(uploads, round))
         aggregated = time.perf_counter()
         self.gather_statistics(before, uploads)
         measured = self.evaluate()
@@ -376,6 +370,15 @@ class Federation:
         """What all clients of a round receive beside the model."""
         return given_state(self.method, "broadcast", self.method.broadcast(self.server))
 
+    def hidden(self, uploads: list[Upload], round: int) -> list[Upload]:
+        """The uploads as the method's server may see them."""
+        privacy, seed, model = self.ledger.privacy, self.spec.seed, self.server["model"]
+        return hide_clients(privacy, uploads, model, seed, round, self._min_count())
+
+    def _min_count(self) -> int:
+        """The samples of a class with which a client has a prototype of it."""
+        return int(getattr(self.method, "min_count", 1))  # who sends none has no such limit
+
     def aggregate(self, uploads: list[Upload]) -> State:
         """The server's state after these uploads."""
         new = self.method.aggregate(self.server, uploads, self.records)
@@ -462,8 +465,8 @@ class Federation:
     def _enough_of_a_class(self, client: int) -> Tensor:
         """The client's images but for classes of which it has too few, as for prototypes."""
         own = self.clients[client]
-        least = getattr(self.method, "min_count", 1)  # who sends no prototypes has no such limit
-        return own.indices[own.class_counts[self.engine.images.labels[own.indices]] >= least]
+        enough = own.class_counts[self.engine.images.labels[own.indices]] >= self._min_count()
+        return own.indices[enough]
 
     def _statistics(self, model: State, indices: Tensor) -> State:
         load_state(self.model, model)

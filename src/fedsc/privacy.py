@@ -184,11 +184,17 @@ def saying_nothing(upload: Upload, model: State, usual: State) -> Upload:
 
 
 def hide_clients(
-    privacy: Privacy, uploads: list[Upload], global_model: State, seed: int, round: int
+    privacy: Privacy,
+    uploads: list[Upload],
+    global_model: State,
+    seed: int,
+    round: int,
+    min_count: int = 1,
 ) -> list[Upload]:
     """Unit client: every upload becomes the noised mean over all, and they differ no more.
 
-    Whatever a method then makes of them, it makes of that mean alone.
+    Whatever a method then makes of them, it makes of that mean alone. A class that exists is given
+    the least count with which a method takes it for held, `min_count`.
     """
     if privacy.unit != "client":
         return uploads
@@ -205,12 +211,12 @@ def hide_clients(
     if privacy.feature_clip is not None and ordered[0].extra:
         prototypes, exists = pooled_prototypes(
             torch.stack([upload.extra["prototypes"] for upload in ordered]),
-            torch.stack([upload.extra["counts"] for upload in ordered]) > 0,
+            torch.stack([upload.extra["counts"] for upload in ordered]) >= min_count,
             privacy.feature_clip,
             privacy.prototype_noise,
             generator("prototype_noise", seed, round),
         )
-        extra = {"prototypes": prototypes, "counts": exists.to(prototypes)}
+        extra = {"prototypes": prototypes, "counts": exists.to(prototypes) * min_count}
         uploads = [dataclasses.replace(upload, extra=extra) for upload in uploads]
     return uploads
 
