@@ -72,6 +72,11 @@ def test_a_vector_is_scaled_to_the_bound_or_left_as_it_is() -> None:
     assert torch.equal(clipped[1:], vectors[1:])
 
 
+def test_a_vector_without_a_finite_length_is_none() -> None:
+    vectors = torch.tensor([[math.inf, 0.0], [math.nan, 1.0], [-math.inf, math.nan], [0.6, 0.8]])
+    assert torch.equal(clip_rows(vectors, 1.0), torch.tensor([[0.0, 0.0]] * 3 + [[0.6, 0.8]]))
+
+
 def test_noise_on_sums_has_the_size_of_a_feature_and_on_counts_that_of_a_record() -> None:
     totals = {"sums": torch.zeros(400, 50), "counts": torch.full((400,), 1e4)}
     noised = noised_totals(totals, clip=3.0, noise=2.0, rng=rng())
@@ -192,6 +197,28 @@ def test_one_record_changes_the_sum_of_gradients_by_no_more_than_the_bound(metho
         kept = [i for i in range(20) if i != gone]
         change = (everyone - summed(steps, images[kept], labels[kept])).norm()
         assert 0 < float(change) <= 0.5 * (1 + 1e-4)
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+@pytest.mark.parametrize("method", ["fedavg", "fedsc,private"])
+def test_a_record_without_a_finite_gradient_counts_as_none(method: str, value: float) -> None:
+    steps = private_steps(method, clip=0.5)
+    images, labels = some_records(steps, 20)
+    images = images.clone()
+    images[7] = value
+    kept = [i for i in range(20) if i != 7]
+    others = summed(steps, images[kept], labels[kept])
+    assert others.isfinite().all()
+    torch.testing.assert_close(summed(steps, images, labels), others)
+
+
+def test_a_client_with_a_record_that_is_not_finite_sends_what_is() -> None:
+    made = federation("fedsc,private", **RECORD, dp_feature_clip=5.0)
+    assert made.engine.images.prepared is not None
+    made.engine.images.prepared[made.clients[0].indices[3]] = math.nan
+    (upload,) = made.train(1, [0])
+    for name, tensor in flatten({"model": upload[0].model, "extra": upload[0].extra}).items():
+        assert tensor.isfinite().all(), name
 
 
 def test_all_methods_that_promise_unit_record_are_tested_above() -> None:

@@ -83,9 +83,13 @@ NOT_PRIVATE = Privacy()
 
 
 def clip_rows(vectors: Tensor, bound: float) -> Tensor:
-    """Each vector along the last dimension scaled down to the length `bound` where it is longer."""
+    """Each vector along the last dimension scaled down to the length `bound` where it is longer.
+
+    One without a finite length, which no factor could bound, becomes zero.
+    """
     length = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
-    return torch.where(length > bound, vectors * (bound / length.clamp_min(1e-30)), vectors)
+    clipped = torch.where(length > bound, vectors * (bound / length.clamp_min(1e-30)), vectors)
+    return torch.where(length.isfinite(), clipped, 0)
 
 
 def gaussian(like: Tensor, deviation: float, rng: np.random.Generator) -> Tensor:

@@ -113,7 +113,8 @@ class PrivateSteps:
             gradients, terms = of_each(params, images[some], labels[some], theirs)
             scale = clip_factors(gradients, self.privacy.clip) * counted[some]
             for name, gradient in gradients.items():
-                summed[name] += torch.tensordot(scale.to(gradient), gradient, dims=1)
+                finite = gradient.nan_to_num(0.0, 0.0, 0.0)  # 0 times infinity is not 0
+                summed[name] += torch.tensordot(scale.to(gradient), finite, dims=1)
             for name, term in terms.items():
                 losses[name] = (
                     losses.get(name, torch.zeros_like(term[0]))
@@ -123,12 +124,16 @@ class PrivateSteps:
 
 
 def clip_factors(gradients: Mapping[str, Tensor], clip: float | None) -> Tensor:
-    """What each record's gradient, over all tensors (B, ...), is multiplied with, (B,)."""
+    """What each record's gradient, over all tensors (B, ...), is multiplied with, (B,).
+
+    Zero where it is not finite: clipping does not bound it, and it would be the whole sum.
+    """
     squares = [gradient.flatten(1).double().square().sum(1) for gradient in gradients.values()]
     length = torch.stack(squares).sum(0).sqrt()
     if clip is None:
         return torch.ones_like(length)
-    return (clip / length.clamp_min(1e-30)).clamp_max(1)
+    factors = (clip / length.clamp_min(1e-30)).clamp_max(1)
+    return torch.where(length.isfinite(), factors, 0)
 
 
 def gradient_of_one(visit: Visit) -> GradientOfOne:
