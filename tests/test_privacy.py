@@ -309,6 +309,10 @@ def test_what_is_released_without_noise_costs_everything_and_nothing_costs_nothi
     assert epsilon_of([Release(0.0, 1.0, 0)], 1e-5) == 0
 
 
+def test_no_epsilon_is_below_zero() -> None:
+    assert epsilon_of([Release(1e4, 0.01, 1)], 0.1) == 0
+
+
 @pytest.mark.parametrize("target", [1.0, 20.0])
 def test_a_run_ends_just_below_its_target_for_every_client(target: float) -> None:
     ledger = Ledger(

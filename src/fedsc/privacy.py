@@ -280,7 +280,7 @@ def epsilon_of(
         epsilon, _ = opacus("accountants.analysis.rdp").get_privacy_spent(
             orders=kept, rdp=list(total[usable]), delta=delta
         )
-    return float(epsilon)
+    return max(0.0, float(epsilon))  # with much noise the conversion goes below
 
 
 @dataclasses.dataclass(frozen=True)
