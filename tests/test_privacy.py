@@ -571,6 +571,8 @@ def test_under_unit_record_the_counts_that_leave_are_the_noised_ones() -> None:
         ("fedproto", RECORD, "fedproto,private"),
         ("fedavg,logit_adjustment=1", RECORD, "logit_adjustment"),
         ("fedavg", {**RECORD, "norm": "batch"}, "--norm group"),
+        ("fedavg", {**CLIENT, "model": "cnn"}, "running variances.*--norm group"),
+        ("fedavg", {**CLIENT, "model": "cnn", "norm": "fixed"}, "--norm group"),
         ("fedrcl", RECORD, "fedrcl cannot.*--dp-unit client is possible"),
         ("fedcda", CLIENT, "fedcda cannot be private with --dp-unit client"),
         ("fednh", CLIENT, "fednh cannot"),

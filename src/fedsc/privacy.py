@@ -447,6 +447,11 @@ def refuse_unsound(privacy: Privacy, method: Method, model: nn.Module) -> None:
             raise FedscError(
                 f"--dp-unit client protects the averaged model, and {method.name} here has none"
             )
+        if privacy.clip is not None and has_batch_norm(model):
+            raise FedscError(
+                "BatchNorm's running variances do not stay positive under noise: take --norm group "
+                "(or none) with --dp-unit client and --dp-clip"
+            )
         return
     if not privacy.trains_privately:
         return
@@ -463,10 +468,14 @@ def refuse_unsound(privacy: Privacy, method: Method, model: nn.Module) -> None:
             "it out with --dp-unit record and --dp-clip"
         )
     problems = opacus("validators").ModuleValidator.validate(model, strict=False)
-    if any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in model.modules()):
+    if has_batch_norm(model):
         raise FedscError(
             "BatchNorm mixes the records of a batch, so DP-SGD cannot clip them one by one: take "
             "--norm group (or none)"
         )
     if problems:
         raise FedscError(f"DP-SGD cannot train this model: {problems[0]}")
+
+
+def has_batch_norm(model: nn.Module) -> bool:
+    return any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in model.modules())
