@@ -64,7 +64,7 @@ from .method import Method, Task, Upload
 from .models import check_model
 from .models.outputs import Outputs
 from .privacy import Ledger, hide_clients, make_ledger, saying_nothing
-from .spec import RunSpec
+from .spec import RunSpec, spec_hash
 from .state import State, layout, num_bytes, to_device
 from .store import ClientStore
 
@@ -170,6 +170,7 @@ class Federation:
         self.task = dataclasses.replace(task, feature_dim=feature_dim, trainable=names)
         self._check_single_samples()
         self.ledger = self._make_ledger()
+        self.noise_key = self._make_noise_key()
         self.engine_name: str
         self.engine_name, self.precision = choose_engine(spec, device, size)
         self.engine: Engine = self._make_engine()
@@ -217,6 +218,7 @@ class Federation:
             augment=augment,
             precision=self.precision,
             privacy=self.ledger.privacy,
+            noise_key=self.noise_key,
         )
         common = self.method, self.model, self.task, self.local_data, training
         if self.engine_name == "sequential":
@@ -236,6 +238,13 @@ class Federation:
         cohorts = tuple(tuple(cohort(spec.seed, round, *number)) for round in rounds)
         sizes = [client.num_samples for client in self.clients]
         return make_ledger(spec, self.method, self.model, sizes, cohorts, self.say)
+
+    def _make_noise_key(self) -> int:
+        """A number of this run: two with the same noise would have none in their difference."""
+        if self.spec.dp_unit == "none":
+            return 0
+        method = {"name": self.method.name, **dataclasses.asdict(self.method)}
+        return int(spec_hash({**dataclasses.asdict(self.spec), "method": method}), 16)
 
     def images_per_round(self) -> int:
         """Images a round trains on, for a cohort of average size."""
@@ -372,8 +381,9 @@ class Federation:
 
     def hidden(self, uploads: list[Upload], round: int) -> list[Upload]:
         """The uploads as the method's server may see them."""
-        privacy, seed, model = self.ledger.privacy, self.spec.seed, self.server["model"]
-        return hide_clients(privacy, uploads, model, seed, round, self._min_count())
+        privacy, model = self.ledger.privacy, self.server["model"]
+        keys = self.spec.seed, self.noise_key, round
+        return hide_clients(privacy, uploads, model, keys, self._min_count())
 
     def _min_count(self) -> int:
         """The samples of a class with which a client has a prototype of it."""

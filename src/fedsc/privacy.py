@@ -2,11 +2,14 @@
 
 Two units. Neighbouring federations differ in one of them, which in one is replaced by nothing:
 
-    record   one image of one client. Noise is added by the client: nothing that leaves it, to the
-             server or to anybody, is without. DP-SGD for the weights, clipped features and noised
-             class sums and counts for the prototypes.
+    record   one image of one client. Noise is added by the client, to its weights and prototypes
+             before the server has them: DP-SGD for the weights, clipped features and noised class
+             sums and counts for the prototypes.
     client   all of a client. Noise is added by the server to the sum over the round's clients, of
-             clipped updates and of clipped prototypes; nothing else of the clients is used.
+             clipped updates and of clipped prototypes; the method's server sees nothing else.
+
+The guarantee is for those weights and prototypes, and for whoever does not know the seed. The files
+of a run hold more: its records have exact losses (docs/robustness.md lists what is left out).
 
 Noise is Gaussian, `noise` times the largest change that one unit can make. Accounting is Opacus'
 Renyi accountant, composed over all releases of all rounds. How many records a client holds (n_k)
@@ -191,14 +194,13 @@ def hide_clients(
     privacy: Privacy,
     uploads: list[Upload],
     global_model: State,
-    seed: int,
-    round: int,
+    keys: tuple[int, ...],
     min_count: int = 1,
 ) -> list[Upload]:
     """Unit client: every upload becomes the noised mean over all, and they differ no more.
 
     Whatever a method then makes of them, it makes of that mean alone. A class that exists is given
-    the least count with which a method takes it for held, `min_count`.
+    the least count with which a method takes it for held, `min_count`. Noise is drawn from `keys`.
     """
     if privacy.unit != "client":
         return uploads
@@ -209,7 +211,7 @@ def hide_clients(
             [upload.model for upload in ordered],
             privacy.clip,
             privacy.noise,
-            generator("update_noise", seed, round),
+            generator("update_noise", *keys),
         )
         uploads = [dataclasses.replace(u, model=model, num_samples=1) for u in uploads]
     if privacy.feature_clip is not None and ordered[0].extra:
@@ -218,7 +220,7 @@ def hide_clients(
             torch.stack([upload.extra["counts"] for upload in ordered]) >= min_count,
             privacy.feature_clip,
             privacy.prototype_noise,
-            generator("prototype_noise", seed, round),
+            generator("prototype_noise", *keys),
         )
         extra = {"prototypes": prototypes, "counts": exists.to(prototypes) * min_count}
         uploads = [dataclasses.replace(upload, extra=extra) for upload in uploads]

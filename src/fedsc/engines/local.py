@@ -61,6 +61,7 @@ class Training:
     augment: Augment
     precision: Precision
     privacy: Privacy = NOT_PRIVATE
+    noise_key: int = 0  # beside the seed, in what differential privacy draws
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ class PrivateSteps:
     def __init__(self, visit: Visit, plan: ClientPlan) -> None:
         self.visit, training, client = visit, visit.training, visit.client_data
         self.privacy = training.privacy
-        keys = training.seed, visit.round, client.id
+        keys = training.seed, training.noise_key, visit.round, client.id
         self.batch_rng = generator("private_batches", *keys)
         self.noise_rng = generator("gradient_noise", *keys)
         epochs, self.steps_per_epoch = plan.order.shape[:2]

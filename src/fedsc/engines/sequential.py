@@ -227,10 +227,10 @@ class Visit:
 
     def add_noise(self) -> None:
         """Unit record: to the class sums and counts, before the method makes prototypes of them."""
-        privacy = self.training.privacy
+        training, privacy = self.training, self.training.privacy
         if not privacy.hides_features or privacy.feature_clip is None:
             return
-        keys = self.training.seed, self.round, self.client_data.id
+        keys = training.seed, training.noise_key, self.round, self.client_data.id
         rng = generator("prototype_noise", *keys)
         for moment in PROTOTYPE_MOMENTS:
             if moment in self.observed:
