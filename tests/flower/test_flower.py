@@ -385,6 +385,66 @@ def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
     assert (folder / "metrics.jsonl").read_bytes() != before  # it took another time
 
 
+WORK_IN = """
+import sys, pathlib
+from fedsc.experiments.folder import RunFolder
+with RunFolder(pathlib.Path(sys.argv[1])).alone():
+    print("here", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_nobody_else_may_work_in_a_run_that_goes_on(tmp_path: Path) -> None:
+    """Not after the first round either."""
+    config = {**QUICK, "method": "fedavg", "clients": 2, "rounds": 2, "out": str(tmp_path)}
+    folder = tmp_path / "fedavg-seed0"
+    grid = InProcessGrid(config, partitions(2))
+    said: list[str] = []
+
+    def try_as_well(asked: Message, reply: Message, partition: int) -> Message:
+        if asked.metadata.group_id == "2" and partition == 0:
+            other = [sys.executable, "-c", WORK_IN, str(folder)]
+            done = subprocess.run(other, capture_output=True, text=True, input="")
+            said.append(done.stdout + done.stderr)
+        return reply
+
+    grid.tamper = try_as_well
+    fedsc.flower.server.run_server(grid, config)
+    assert len(said) == 1
+    assert f"another process works in {folder}" in said[0]
+
+
+def test_a_run_that_goes_on_is_not_overwritten(tmp_path: Path) -> None:
+    folder = run_nodes(tmp_path, rounds=1, clients=2)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with subprocess.Popen(
+        [sys.executable, "-c", WORK_IN, str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "here\n"
+        with pytest.raises(FedscError, match=f"another process works in {folder}"):
+            run_nodes(tmp_path, rounds=1, clients=2, overwrite=True)
+        other.communicate()
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_a_run_that_began_on_one_machine_goes_on_with_nodes(tmp_path: Path) -> None:
+    """What was known of its environment stays."""
+    folder = in_one_process(tmp_path / "flower" / "fedavg-seed0", "fedavg")
+    whole = in_one_process(tmp_path / "whole", "fedavg")
+    (folder / "summary.json").unlink()
+    (folder / "state.safetensors").unlink()  # after its third round, its only one
+    began = json.loads((folder / "environment.json").read_text())
+    assert run_nodes(tmp_path / "flower", resume=True) == folder
+    assert_same_run(folder, whole)
+    now = json.loads((folder / "environment.json").read_text())
+    assert now.pop("flower").keys() == {"flwr", "run"}
+    assert now == began
+
+
 @pytest.mark.parametrize(
     ("node", "reason"),
     [

@@ -97,7 +97,9 @@ class RunFolder:
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """Refuse the folder while another process works in it; two would mix their rounds."""
-        path = self.path / "environment.json"  # written once, and never opened while a run goes on
+        # Neither opened nor written while a run goes on: the lock is lost with the first descriptor
+        # of the file that this process closes, whichever it is.
+        path = self.path / "environment.json"
         with explain_write_errors(path):
             file = open_here(path, "r+b")
         with file:
@@ -293,9 +295,7 @@ def prepare_out(out: Path, overwrite: bool) -> None:
             f"--overwrite deletes {them}"
         )
     for run in runs:
-        if (run / "environment.json").exists():
-            with RunFolder(run).alone():
-                pass
+        refuse_in_use(run)
     for run in runs:
         remove_run(run)
     for path in ours - set(runs):
@@ -341,6 +341,13 @@ def is_run(path: Path) -> bool:
     return names <= {*RUN_FILES, CLIENTS} and all(
         inner.suffix in (".safetensors", ".part") for inner in (path / CLIENTS).glob("*")
     )
+
+
+def refuse_in_use(run: Path) -> None:
+    """Refuse to go on while another process works in a run, which is then not to be removed."""
+    if (run / "environment.json").exists():
+        with RunFolder(run).alone():
+            pass
 
 
 def remove_run(path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import secrets
 import sys
@@ -11,6 +10,7 @@ import time
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from flwr.app import Context, Message, MessageType, RecordDict
@@ -21,10 +21,10 @@ from ..data.own import read_part
 from ..data.partition import fingerprint
 from ..engines.local import ClientData, MemoryOf, OnImages
 from ..errors import FedscError
-from ..experiments.folder import CLIENTS, is_run, remove_run
+from ..experiments.folder import CLIENTS, RunFolder, is_run, refuse_in_use, remove_run
 from ..experiments.runner import build, carry_out, load, number_of_threads
 from ..federation import Federation
-from ..files import read_object, write_atomically
+from ..files import read_object
 from ..method import Upload
 from ..progress import Lines
 from ..state import State, to_device
@@ -66,6 +66,7 @@ def run_server(grid: Grid, config: Config) -> None:
     for number, job in enumerate(jobs):
         out = folder / job.name
         if options.overwrite and not options.resume and is_run(out):
+            refuse_in_use(out)
             remove_run(out)
         if not (options.resume and (out / "summary.json").exists()):
             run_job(grid, number, job, options, data, out)
@@ -76,13 +77,34 @@ def run_job(
     grid: Grid, number: int, job: Job, options: NodeOptions, data: Dataset, out: Path
 ) -> None:
     spec = job.spec
+    flower = flower_of(out, options.resume)
     nothing = np.empty(0, dtype=np.int64)
     parts = [nothing] * spec.num_clients if job.own_data else None
     with number_of_threads(spec.threads):
         federation, model_name = build(spec, data, job.method, None, None, out / CLIENTS, parts)
         federation.engine_name = "flower"
-        federation.engine = NodesEngine(grid, federation, number, options, out)
-        carry_out(federation, model_name, out, Lines(), options.resume, EVERY_ROUND)
+        federation.engine = NodesEngine(grid, federation, number, options, flower["run"])
+        carry_out(
+            *(federation, model_name, out, Lines(), options.resume, EVERY_ROUND),
+            more_environment={"flower": flower},
+        )
+
+
+def flower_of(out: Path, resume: bool) -> dict[str, Any]:
+    """What environment.json says of Flower. Nodes file what they remember under the run's name, so
+    that is kept when the run is resumed; it is read here, before the folder is locked."""
+    path = out / "environment.json"
+    if not (resume and (out / "spec.json").exists()):
+        return {"flwr": version("flwr"), "run": secrets.token_hex(8)}
+    known = read_object(path)
+    if "flower" not in known:  # it began on one machine
+        known["flower"] = flower_of(out, resume=False)
+        with RunFolder(out).alone():
+            RunFolder(out).write_json(path.name, known)
+    flower = known["flower"]
+    if not isinstance(flower, dict) or not is_run_name(flower.get("run")):
+        raise FedscError(f"{path} is damaged: it names no run of Flower")
+    return flower
 
 
 def server_data(job: Job, options: NodeOptions) -> Dataset:
@@ -101,10 +123,10 @@ class NodesEngine:
     """Stands where other engines train: sends the model to nodes and collects their uploads."""
 
     def __init__(
-        self, grid: Grid, federation: Federation, job: int, options: NodeOptions, out: Path
+        self, grid: Grid, federation: Federation, job: int, options: NodeOptions, run: str
     ) -> None:
-        self.grid, self.federation, self.options, self.out = grid, federation, options, out
-        self.job = job
+        self.grid, self.federation, self.options = grid, federation, options
+        self.job, self.run = job, run
         self.images = federation.engine.images  # evaluation stays here
         self.nodes: dict[int, int] = {}  # node ids by client
         self.asked: set[int] = set()  # node ids that were asked who they are
@@ -268,7 +290,7 @@ class NodesEngine:
         data = self.federation.data
         return Facts(
             job=self.job,
-            run=run_id(self.out),
+            run=self.run,
             partition_hash=fingerprint(self.federation.parts),
             classes=data.classes,
             image_shape=data.image_shape,
@@ -276,16 +298,3 @@ class NodesEngine:
             std=data.std,
             augment=data.augment,
         )
-
-
-def run_id(out: Path) -> str:
-    """Of this training, kept when it is resumed: nodes file what they remember under it."""
-    path = out / "environment.json"
-    environment = read_object(path)
-    if "flower" not in environment:
-        environment["flower"] = {"flwr": version("flwr"), "run": secrets.token_hex(8)}
-        write_atomically(path, (json.dumps(environment, indent=2) + "\n").encode())
-    known = environment["flower"]
-    if not isinstance(known, dict) or not is_run_name(known.get("run")):
-        raise FedscError(f"{path} is damaged: it names no run of Flower")
-    return str(known["run"])
