@@ -38,6 +38,8 @@ from torch import Tensor
 from ..errors import FedscError
 from ..federation import Federation
 from ..files import (
+    CannotReadError,
+    cannot_read,
     explain_write_errors,
     open_here,
     parse_json,
@@ -175,7 +177,8 @@ class RunFolder:
         """Put a federation where the last checkpoint left it; returns the records until then.
 
         Rounds after the checkpoint are taken back: they are run again, with the same result. A
-        damaged checkpoint is named and removed, and the one before it used.
+        damaged checkpoint is named and removed, and the one before it used; one that only cannot
+        be read, as when too many files are open, ends it, and all stays as it was.
         """
         refuse_link(self.path / CLIENTS)
         lines: list[str] = []
@@ -191,6 +194,8 @@ class RunFolder:
                     federation.memories.check()
                     federation.records.check()
                 self.checkpoints[name] = facts
+            except CannotReadError:
+                raise
             except FedscError as error:
                 problems[name] = error
         if problems and not self.checkpoints:
@@ -242,11 +247,13 @@ class RunFolder:
         path = self.path / "metrics.jsonl"
         try:
             lines = read_text(path).splitlines()[:rounds]
-        except OSError as error:
+        except FileNotFoundError as error:
             raise FedscError(
                 f"{path} cannot be read ({error.strerror}), and {checkpoint} "
                 f"needs its {rounds} rounds"
             ) from None
+        except OSError as error:
+            raise cannot_read(path, error) from None
         if len(lines) < rounds:
             raise FedscError(f"{path} has {len(lines)} of the {rounds} rounds of {checkpoint}")
         for number, line in enumerate(lines, 1):
