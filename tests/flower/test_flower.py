@@ -463,6 +463,36 @@ def test_a_node_that_does_not_fit_is_told_why(
     assert "client 2 is left out: its node is not connected" in err
 
 
+def test_a_refused_node_takes_part_when_the_reason_has_gone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It stands in for a node that is dead and still counts as connected, until round 3."""
+    config = {**QUICK, "method": "fedavg", "clients": 2, "rounds": 4, "out": str(tmp_path)}
+    config["round-timeout"] = 0.3
+    grid = InProcessGrid(config, [{"partition-id": 0}, {"partition-id": 1}, {"partition-id": 0}])
+    trained: dict[int, list[str | None]] = {}
+
+    def die(asked: Message, reply: Message, partition: int) -> Message | None:
+        if asked.metadata.message_type != "train" or partition != 0:
+            return reply
+        node = asked.metadata.dst_node_id
+        trained.setdefault(node, []).append(asked.metadata.group_id)
+        if asked.metadata.group_id != "2":
+            return reply
+        grid.gone.add(node)
+        return None
+
+    grid.tamper = die
+    fedsc.flower.server.run_server(grid, config)
+    (dead, first), (other, then) = trained.items()
+    assert dead != other
+    assert (first, then) == (["1", "2"], ["3", "4"])
+    records = read_run(tmp_path / "fedavg-seed0").records
+    assert [record.get("left_out") for record in records] == [None, [0], None, None]
+    said = capsys.readouterr().err
+    assert said.count(f"node {other} cannot take part: partition 0 is taken") == 1
+
+
 @pytest.mark.parametrize(
     ("arrays", "reason"),
     [

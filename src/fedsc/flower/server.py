@@ -129,7 +129,8 @@ class NodesEngine:
         self.job, self.run = job, run
         self.images = federation.engine.images  # evaluation stays here
         self.nodes: dict[int, int] = {}  # node ids by client
-        self.asked: set[int] = set()  # node ids that were asked who they are
+        self.asked: set[int] = set()  # node ids that were asked who they are, in this round
+        self.refused: dict[int, str] = {}  # why, by node id, as it was said last
         self.started = False
 
     def fit(
@@ -208,11 +209,13 @@ class NodesEngine:
     # Nodes ---------------------------------------------------------------------------------------
 
     def find_nodes(self, facts: Facts) -> None:
-        """Learn which node is which client; node ids are random, so each new one is asked.
+        """Learn which node is which client; node ids are random, so each new one is asked. One that
+        was refused is asked again in every round: the reason may have gone.
 
         Before the first round, wait until all are there or the time is up.
         """
         number = self.federation.task.num_clients
+        self.asked = set(self.nodes.values())
         deadline = time.monotonic() + (0.0 if self.started else self.options.start_timeout)
         next_line = time.monotonic() + SECONDS_BETWEEN_LINES
         while True:
@@ -247,7 +250,10 @@ class NodesEngine:
                 if client in self.nodes:
                     raise FedscError(f"partition {client} is taken")
             except FedscError as error:
-                self.federation.say(f"node {node} cannot take part: {on_one_line(str(error))}")
+                reason = on_one_line(str(error))
+                if self.refused.get(node) != reason:
+                    self.federation.say(f"node {node} cannot take part: {reason}")
+                self.refused[node] = reason
                 continue
             self.nodes[client] = node
 
