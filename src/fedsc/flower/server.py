@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import Context, Message, MessageType, RecordDict
+from flwr.app import Context, Error, Message, MessageType, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid, ServerApp
 
 from ..data.dataset import Dataset
@@ -44,6 +45,12 @@ from .records import (
 SECONDS_BETWEEN_LINES = 30.0
 LONGEST_PAUSE = 1.0  # between two looks for replies
 EVERY_ROUND = 0.0  # seconds between checkpoints: a resumed run repeats one round at most
+
+NOT_SENT = Error(
+    ErrorCode.MESSAGE_UNAVAILABLE,
+    "its message could not be sent: the SuperLink did not take it, as one that is too large; "
+    "Flower's log says why",
+)
 
 app = ServerApp()
 
@@ -271,17 +278,23 @@ class NodesEngine:
         self, messages: dict[int, Message], timeout: float, what: str
     ) -> dict[int, Message]:
         """Send the messages and collect what comes back in time, under the same keys."""
-        self.grid.push_messages(list(messages.values()))
-        # Pushing gives each message its id.
-        waiting = {message.metadata.message_id: key for key, message in messages.items()}
+        sent = set(self.grid.push_messages(list(messages.values())))
+        waiting: dict[str, int] = {}
         replies: dict[int, Message] = {}
+        for key, message in messages.items():
+            # Pushing gives each message its id, and gives back those that the SuperLink has taken:
+            # none of one request that is too large.
+            if message.metadata.message_id in sent:
+                waiting[message.metadata.message_id] = key
+            else:
+                replies[key] = Message(NOT_SENT, reply_to=message)
         began = time.monotonic()
         next_line, pause = began + SECONDS_BETWEEN_LINES, 0.05
         while waiting and time.monotonic() < began + timeout:
             for reply in self.grid.pull_messages(list(waiting)):
-                key = waiting.pop(reply.metadata.reply_to_message_id, None)
-                if key is not None:
-                    replies[key] = reply
+                answered = waiting.pop(reply.metadata.reply_to_message_id, None)
+                if answered is not None:
+                    replies[answered] = reply
             if time.monotonic() >= next_line:
                 self.federation.say(f"{what}: waiting for {len(waiting)} of {len(messages)}")
                 next_line += SECONDS_BETWEEN_LINES
