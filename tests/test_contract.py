@@ -66,6 +66,11 @@ def parameters(batch: fedsc.Batch) -> Tensor:
         ),
         ("upload", lambda self, result: {"by": {"k": [1]}}, "upload gives 'k' as a list"),
         ("upload", lambda self, result: {1: torch.ones(1)}, "upload gives the name 1"),
+        (
+            "upload",
+            lambda self, result: {"by": {"k/l": torch.ones(1)}},
+            "upload gives the name 'k/l' (allowed: names without '/'): write another character",
+        ),
         ("upload", lambda self, result: None, "upload gives None, as a function without return"),
         ("remember", lambda self, result: None, "remember gives None"),
         ("measure", lambda self, result: {"length": 2}, "measure gives 'length' as an int, 2"),

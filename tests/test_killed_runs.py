@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import random
 import re
@@ -334,6 +335,32 @@ def test_rounds_without_their_lines_are_taken_back(
     assert "damaged" not in said
     rounds = [json.loads(line)["round"] for line in open_lines(cut / "metrics.jsonl")]
     assert rounds == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("file", ["state.safetensors", "a client's", "metrics.jsonl"])
+@pytest.mark.parametrize("error", [OSError(errno.EMFILE, "Too many open files"), MemoryError()])
+def test_what_only_cannot_be_read_is_not_removed(
+    cut: Path, monkeypatch: pytest.MonkeyPatch, file: str, error: BaseException
+) -> None:
+    """The checkpoint before the last could be."""
+    if file == "a client's":
+        file = min(named_files(cut / STATES[0]) - named_files(cut / STATES[1]))
+    before = {path: path.read_bytes() for path in cut.rglob("*") if path.is_file()}
+    read_bytes = Path.read_bytes
+
+    def fail(path: Path) -> bytes:
+        if path.name == file:
+            raise error
+        return read_bytes(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", fail)
+        with pytest.raises(FedscError, match=r"Too many open files|than fits in memory") as raised:
+            run_until(cut)
+    assert "damaged" not in str(raised.value)
+    assert "remove" not in str(raised.value)
+    assert {path: path.read_bytes() for path in cut.rglob("*") if path.is_file()} == before
+    assert len(run_until(cut).records) == 6
 
 
 def test_a_line_that_is_lost_at_the_front_is_missed(cut: Path) -> None:

@@ -80,6 +80,9 @@ def given_state(method: Method, hook: str, given: Any) -> State:
     for name, value in given.items():
         if not isinstance(name, str):
             raise wrong(method, hook, f"the name {name!r}", "names that are text")
+        if "/" in name:  # a checkpoint joins the names of dicts within dicts by it
+            hint = "write another character, or a dict within the dict"
+            raise wrong(method, hook, f"the name {name!r}", "names without '/'", hint)
         if isinstance(value, dict):
             given_state(method, hook, value)
         elif not isinstance(value, Tensor):

@@ -22,6 +22,15 @@ class CannotWriteError(FedscError):
     """The disk is full, or the place cannot be written to."""
 
 
+class CannotReadError(FedscError):
+    """What is there may be whole: nothing is to be removed for this."""
+
+
+def cannot_read(path: Path, error: OSError) -> CannotReadError:
+    """Of a file that is there: too many open files, no rights, a disk that is gone."""
+    return CannotReadError(f"{path} cannot be read: {error.strerror}; put that right and try again")
+
+
 def write_atomically(
     path: Path, content: bytes, make_way: Callable[[], None] = lambda: None
 ) -> None:
@@ -102,7 +111,9 @@ def read_bytes(path: Path, largest: int | None = None) -> bytes:
     try:
         return path.read_bytes()
     except MemoryError:
-        raise FedscError(f"{path} has {size:,} bytes, which is more than fits in memory") from None
+        raise CannotReadError(
+            f"{path} has {size:,} bytes, which is more than fits in memory"
+        ) from None
 
 
 def read_text(path: Path) -> str:
@@ -122,8 +133,10 @@ def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file that has to be there. Raises FedscError."""
     try:
         found = read_json(path)
-    except OSError as error:
+    except FileNotFoundError as error:
         raise FedscError(f"{path} is damaged: {error.strerror}") from None
+    except OSError as error:
+        raise cannot_read(path, error) from None
     if not isinstance(found, dict):
         raise FedscError(f"{path} is damaged: it holds no JSON object")
     return found

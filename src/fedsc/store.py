@@ -21,7 +21,13 @@ import torch
 from safetensors.torch import save
 
 from .errors import FedscError
-from .files import explain_write_errors, read_bytes, write_atomically
+from .files import (
+    CannotReadError,
+    cannot_read,
+    explain_write_errors,
+    read_bytes,
+    write_atomically,
+)
 from .state import State, flatten, num_bytes, read_state, to_device
 
 
@@ -131,10 +137,15 @@ class ClientStore(MutableMapping[int, State]):
     def check(self) -> None:
         """Read every file once; the first that is missing or damaged raises an error."""
         for name in self._files.values():
+            path = self.folder() / name
             try:
                 self._content(name)
-            except (OSError, ValueError) as error:
-                raise FedscError(f"{self.folder() / name}: {error}") from None
+            except CannotReadError:
+                raise
+            except (FileNotFoundError, ValueError) as error:
+                raise FedscError(f"{path}: {error}") from None
+            except OSError as error:
+                raise cannot_read(path, error) from None
 
     def discard_unused(self, in_checkpoints: Iterable[str]) -> None:
         """Remove all files but those that are in use or in a checkpoint that is kept."""

@@ -7,6 +7,8 @@ import dataclasses
 import io
 import json
 import os
+import resource
+import shutil
 import signal
 import statistics
 import subprocess
@@ -21,7 +23,7 @@ from rich.console import Console
 import fedsc
 from fedsc import FedscError
 from fedsc.cli import main
-from fedsc.experiments.cells import Cell, cells_of
+from fedsc.experiments.cells import Cell, cells_of, read_cell
 from fedsc.experiments.grids import GRIDS, SCALES, grid
 from fedsc.experiments.reproduce import parse_values, reproduce, results, sweep, sweep_grid
 from fedsc.experiments.runner import execute, load
@@ -269,6 +271,30 @@ def test_damaged_and_foreign_folders_are_named_and_left_alone(
     assert "Missing: 2 of 3 runs" in printed
     lines = {line["row"]: line for line in read_csv(tmp_path / "table1.csv")}
     assert lines["fedavg"]["mean"] == lines["fedsc"]["difference"] == ""
+
+
+def test_a_whole_run_that_cannot_be_read_is_not_to_be_removed(
+    done: tuple[Path, str], tmp_path: Path
+) -> None:
+    cell = one_cell("fedsc")
+    shutil.copytree(done[0] / cell.name, tmp_path / cell.name)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        with pytest.raises(FedscError, match=r"cannot be read: Too many open files") as too_many:
+            read_cell(tmp_path, cell)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    path = tmp_path / cell.name / "spec.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 2}))
+    with pytest.raises(FedscError, match="a format this version cannot read") as newer:
+        read_cell(tmp_path, cell)
+    path.write_text("{")
+    with pytest.raises(FedscError, match=r"is damaged: .*; remove the folder to run it again"):
+        read_cell(tmp_path, cell)
+    for raised in (too_many, newer):
+        assert "damaged" not in str(raised.value)
+        assert "remove" not in str(raised.value)
 
 
 def test_a_data_set_that_is_not_there_leaves_out_its_runs_only(

@@ -6,7 +6,8 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -351,6 +352,48 @@ def test_a_node_that_dies_is_left_out(
     assert read_run(folder).records[0]["left_out"] == [1]
 
 
+class LosingGrid(InProcessGrid):
+    """Some messages of the second round are not taken; how that is said is Flower's 1.41."""
+
+    lost: set[int] | None = None  # partitions; None: all, as of a request that is too large
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        messages = list(messages)
+        ids: list[Any] = list(super().push_messages(messages))
+        for place, message in enumerate(messages):
+            partition = self.contexts[message.metadata.dst_node_id].node_config["partition-id"]
+            if message.metadata.group_id != "2":
+                continue
+            if self.lost is None:
+                self.replies.clear()
+                return []
+            if partition in self.lost:
+                del self.replies[ids[place]]
+                ids[place] = None
+        return ids
+
+
+@pytest.mark.parametrize("lost", [{1}, None])
+def test_a_message_that_is_not_sent_is_not_waited_for(
+    lost: set[int] | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = {**QUICK, "method": "fedavg", "clients": 3, "rounds": 2, "out": str(tmp_path)}
+    config["round-timeout"] = 15.0
+    grid = LosingGrid(config, partitions(3))
+    grid.lost = lost
+    began = time.monotonic()
+    if lost is None:
+        with pytest.raises(FedscError, match="round 2: 0 of 3 nodes sent what can be used"):
+            fedsc.flower.server.run_server(grid, config)
+    else:
+        fedsc.flower.server.run_server(grid, config)
+        assert read_run(tmp_path / "fedavg-seed0").records[1]["left_out"] == [1]
+    assert time.monotonic() - began < 15
+    said = capsys.readouterr().err
+    for client in lost or {0, 1, 2}:
+        assert f"round 2: client {client} is left out: its message could not be sent" in said
+
+
 def test_too_few_replies_stop_the_run_and_resume_goes_on(tmp_path: Path) -> None:
     """MOON remembers: its nodes come back as new processes, with nothing but their files."""
     config = {**QUICK, "method": "moon", "out": str(tmp_path / "flower"), "min-replies": 0.75}
@@ -385,6 +428,66 @@ def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
     assert (folder / "metrics.jsonl").read_bytes() != before  # it took another time
 
 
+WORK_IN = """
+import sys, pathlib
+from fedsc.experiments.folder import RunFolder
+with RunFolder(pathlib.Path(sys.argv[1])).alone():
+    print("here", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_nobody_else_may_work_in_a_run_that_goes_on(tmp_path: Path) -> None:
+    """Not after the first round either."""
+    config = {**QUICK, "method": "fedavg", "clients": 2, "rounds": 2, "out": str(tmp_path)}
+    folder = tmp_path / "fedavg-seed0"
+    grid = InProcessGrid(config, partitions(2))
+    said: list[str] = []
+
+    def try_as_well(asked: Message, reply: Message, partition: int) -> Message:
+        if asked.metadata.group_id == "2" and partition == 0:
+            other = [sys.executable, "-c", WORK_IN, str(folder)]
+            done = subprocess.run(other, capture_output=True, text=True, input="")
+            said.append(done.stdout + done.stderr)
+        return reply
+
+    grid.tamper = try_as_well
+    fedsc.flower.server.run_server(grid, config)
+    assert len(said) == 1
+    assert f"another process works in {folder}" in said[0]
+
+
+def test_a_run_that_goes_on_is_not_overwritten(tmp_path: Path) -> None:
+    folder = run_nodes(tmp_path, rounds=1, clients=2)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with subprocess.Popen(
+        [sys.executable, "-c", WORK_IN, str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "here\n"
+        with pytest.raises(FedscError, match=f"another process works in {folder}"):
+            run_nodes(tmp_path, rounds=1, clients=2, overwrite=True)
+        other.communicate()
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_a_run_that_began_on_one_machine_goes_on_with_nodes(tmp_path: Path) -> None:
+    """What was known of its environment stays."""
+    folder = in_one_process(tmp_path / "flower" / "fedavg-seed0", "fedavg")
+    whole = in_one_process(tmp_path / "whole", "fedavg")
+    (folder / "summary.json").unlink()
+    (folder / "state.safetensors").unlink()  # after its third round, its only one
+    began = json.loads((folder / "environment.json").read_text())
+    assert run_nodes(tmp_path / "flower", resume=True) == folder
+    assert_same_run(folder, whole)
+    now = json.loads((folder / "environment.json").read_text())
+    assert now.pop("flower").keys() == {"flwr", "run"}
+    assert now == began
+
+
 @pytest.mark.parametrize(
     ("node", "reason"),
     [
@@ -401,6 +504,36 @@ def test_a_node_that_does_not_fit_is_told_why(
     err = capsys.readouterr().err
     assert re.search(f"cannot take part: .*{reason}", err)
     assert "client 2 is left out: its node is not connected" in err
+
+
+def test_a_refused_node_takes_part_when_the_reason_has_gone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It stands in for a node that is dead and still counts as connected, until round 3."""
+    config = {**QUICK, "method": "fedavg", "clients": 2, "rounds": 4, "out": str(tmp_path)}
+    config["round-timeout"] = 0.3
+    grid = InProcessGrid(config, [{"partition-id": 0}, {"partition-id": 1}, {"partition-id": 0}])
+    trained: dict[int, list[str | None]] = {}
+
+    def die(asked: Message, reply: Message, partition: int) -> Message | None:
+        if asked.metadata.message_type != "train" or partition != 0:
+            return reply
+        node = asked.metadata.dst_node_id
+        trained.setdefault(node, []).append(asked.metadata.group_id)
+        if asked.metadata.group_id != "2":
+            return reply
+        grid.gone.add(node)
+        return None
+
+    grid.tamper = die
+    fedsc.flower.server.run_server(grid, config)
+    (dead, first), (other, then) = trained.items()
+    assert dead != other
+    assert (first, then) == (["1", "2"], ["3", "4"])
+    records = read_run(tmp_path / "fedavg-seed0").records
+    assert [record.get("left_out") for record in records] == [None, [0], None, None]
+    said = capsys.readouterr().err
+    assert said.count(f"node {other} cannot take part: partition 0 is taken") == 1
 
 
 @pytest.mark.parametrize(

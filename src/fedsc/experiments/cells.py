@@ -26,7 +26,7 @@ from rich.console import Console
 
 from ..data.dataset import Dataset
 from ..errors import FedscError, in_words
-from ..files import explain_write_errors, open_here, refuse_link
+from ..files import CannotReadError, explain_write_errors, open_here, refuse_link
 from ..method import Method
 from ..methods import changed_options, method_from_text
 from ..progress import data_progress
@@ -155,6 +155,8 @@ def read_cell(out: Path, cell: Cell) -> RunData | None:
         return None
     try:
         run = read_run(folder)
+    except CannotReadError:
+        raise
     except FedscError as error:
         raise FedscError(f"{error}; remove the folder to run it again") from None
     if not run.measured:

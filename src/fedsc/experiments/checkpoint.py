@@ -14,7 +14,7 @@ from typing import Any
 from safetensors.torch import save
 
 from ..errors import FedscError
-from ..files import LARGEST_TEXT, parse_json, read_bytes
+from ..files import LARGEST_TEXT, CannotReadError, cannot_read, parse_json, read_bytes
 from ..report.checks import Check, is_count, is_number, is_text, record_of, wrong_in
 from ..state import State, flatten, read_state
 
@@ -58,9 +58,12 @@ def unseal(path: Path) -> tuple[Facts, State]:
         return facts, read_state(bytes(content))
     except FedscError:
         raise
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise FedscError(f"{path} is damaged: {reason}") from None
+    except OSError as error:
+        raise cannot_read(path, error) from None
+    except MemoryError:
+        raise CannotReadError(f"{path} holds more than fits in memory") from None
+    except ValueError as error:
+        raise FedscError(f"{path} is damaged: {error}") from None
 
 
 def read_facts(content: bytearray, path: Path) -> Facts:

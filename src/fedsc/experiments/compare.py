@@ -16,6 +16,7 @@ from rich.console import Console
 
 from ..errors import FedscError
 from ..files import (
+    CannotReadError,
     CannotWriteError,
     explain_write_errors,
     read_json,
@@ -113,6 +114,8 @@ def compare(
 
     try:
         runs = [read_run(out / name) for name in specs]
+    except CannotReadError:
+        raise
     except FedscError as error:
         raise FedscError(f"{error}; remove it and run it again: fedsc run --resume {out}") from None
     console.print(comparison_table(runs, console.width), crop=False)

@@ -38,6 +38,8 @@ from torch import Tensor
 from ..errors import FedscError
 from ..federation import Federation
 from ..files import (
+    CannotReadError,
+    cannot_read,
     explain_write_errors,
     open_here,
     parse_json,
@@ -97,7 +99,9 @@ class RunFolder:
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """Refuse the folder while another process works in it; two would mix their rounds."""
-        path = self.path / "environment.json"  # written once, and never opened while a run goes on
+        # Neither opened nor written while a run goes on: the lock is lost with the first descriptor
+        # of the file that this process closes, whichever it is.
+        path = self.path / "environment.json"
         with explain_write_errors(path):
             file = open_here(path, "r+b")
         with file:
@@ -173,7 +177,8 @@ class RunFolder:
         """Put a federation where the last checkpoint left it; returns the records until then.
 
         Rounds after the checkpoint are taken back: they are run again, with the same result. A
-        damaged checkpoint is named and removed, and the one before it used.
+        damaged checkpoint is named and removed, and the one before it used; one that only cannot
+        be read, as when too many files are open, ends it, and all stays as it was.
         """
         refuse_link(self.path / CLIENTS)
         lines: list[str] = []
@@ -189,6 +194,8 @@ class RunFolder:
                     federation.memories.check()
                     federation.records.check()
                 self.checkpoints[name] = facts
+            except CannotReadError:
+                raise
             except FedscError as error:
                 problems[name] = error
         if problems and not self.checkpoints:
@@ -240,11 +247,13 @@ class RunFolder:
         path = self.path / "metrics.jsonl"
         try:
             lines = read_text(path).splitlines()[:rounds]
-        except OSError as error:
+        except FileNotFoundError as error:
             raise FedscError(
                 f"{path} cannot be read ({error.strerror}), and {checkpoint} "
                 f"needs its {rounds} rounds"
             ) from None
+        except OSError as error:
+            raise cannot_read(path, error) from None
         if len(lines) < rounds:
             raise FedscError(f"{path} has {len(lines)} of the {rounds} rounds of {checkpoint}")
         for number, line in enumerate(lines, 1):
@@ -293,9 +302,7 @@ def prepare_out(out: Path, overwrite: bool) -> None:
             f"--overwrite deletes {them}"
         )
     for run in runs:
-        if (run / "environment.json").exists():
-            with RunFolder(run).alone():
-                pass
+        refuse_in_use(run)
     for run in runs:
         remove_run(run)
     for path in ours - set(runs):
@@ -341,6 +348,13 @@ def is_run(path: Path) -> bool:
     return names <= {*RUN_FILES, CLIENTS} and all(
         inner.suffix in (".safetensors", ".part") for inner in (path / CLIENTS).glob("*")
     )
+
+
+def refuse_in_use(run: Path) -> None:
+    """Refuse to go on while another process works in a run, which is then not to be removed."""
+    if (run / "environment.json").exists():
+        with RunFolder(run).alone():
+            pass
 
 
 def remove_run(path: Path) -> None:

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..errors import FedscError, unknown
-from ..files import explain_write_errors, read_json, write_atomically
+from ..files import CannotReadError, cannot_read, explain_write_errors, read_json, write_atomically
 from ..methods import method_class
 from ..options import options_of, parse
 from ..plugins import refuse_code
@@ -83,7 +83,11 @@ def read_asked(path: Path, named: Sequence[Any] = ()) -> Asked:
     """`named`: methods and model that the user has given beside it, and whose code may run."""
     try:
         found = read_json(path)
-    except (OSError, FedscError) as error:
+    except OSError as error:
+        raise cannot_read(path, error) from None
+    except CannotReadError:
+        raise
+    except FedscError as error:
         raise FedscError(f"{error}; remove it") from None
     wrong = wrong_in(found, ASKED, optional=("values", "settings"))
     if not wrong and (found["name"] != path.stem or not found.keys() <= ASKED.keys()):

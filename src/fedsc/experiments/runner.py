@@ -157,8 +157,12 @@ def carry_out(
     progress: Silent,
     resume: bool,
     checkpoint_seconds: float,
+    more_environment: dict[str, Any] | None = None,
 ) -> Run:
-    """Run a federation to its end and write the run folder."""
+    """Run a federation to its end and write the run folder.
+
+    `more_environment` is written into environment.json when the run begins.
+    """
     spec = federation.spec
     folder = None if out is None else RunFolder(out)
     records: list[Record] = []
@@ -175,7 +179,7 @@ def carry_out(
                         + "; ".join(changed)
                     )
             else:
-                begin(folder, federation, model_name)
+                begin(folder, federation, model_name, more_environment or {})
                 in_the_folder.enter_context(folder.alone())
         label = f"{spec.method} seed {spec.seed}"
         progress.start(label, spec.rounds, federation.images_per_round(), federation.round)
@@ -295,7 +299,9 @@ def file_hash(path_and_name: str) -> str:
     return hashlib.sha256(file_of(path_and_name).read_bytes()).hexdigest()
 
 
-def begin(folder: RunFolder, federation: Federation, model_name: str) -> None:
+def begin(
+    folder: RunFolder, federation: Federation, model_name: str, more_environment: dict[str, Any]
+) -> None:
     """Make the run folder and write what is known before the first round."""
     spec = describe(federation, model_name)
     partition = {
@@ -307,7 +313,8 @@ def begin(folder: RunFolder, federation: Federation, model_name: str) -> None:
     indices = {str(k): torch.from_numpy(part) for k, part in enumerate(federation.parts)}
     with folder.created():
         folder.write_json("spec.json", {"format": FORMAT, "hash": spec_hash(spec), **spec})
-        folder.write_json("environment.json", environment(federation.device))
+        known = environment(federation.device)
+        folder.write_json("environment.json", {**known, **more_environment})
         folder.write_json("partition.json", partition)
         folder.write_tensors("partition.safetensors", indices)
 

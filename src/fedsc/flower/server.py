@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import secrets
 import sys
@@ -11,9 +10,11 @@ import time
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from flwr.app import Context, Message, MessageType, RecordDict
+from flwr.app import Context, Error, Message, MessageType, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid, ServerApp
 
 from ..data.dataset import Dataset
@@ -21,10 +22,10 @@ from ..data.own import read_part
 from ..data.partition import fingerprint
 from ..engines.local import ClientData, MemoryOf, OnImages
 from ..errors import FedscError
-from ..experiments.folder import CLIENTS, is_run, remove_run
+from ..experiments.folder import CLIENTS, RunFolder, is_run, refuse_in_use, remove_run
 from ..experiments.runner import build, carry_out, load, number_of_threads
 from ..federation import Federation
-from ..files import read_object, write_atomically
+from ..files import read_object
 from ..method import Upload
 from ..progress import Lines
 from ..state import State, to_device
@@ -44,6 +45,12 @@ from .records import (
 SECONDS_BETWEEN_LINES = 30.0
 LONGEST_PAUSE = 1.0  # between two looks for replies
 EVERY_ROUND = 0.0  # seconds between checkpoints: a resumed run repeats one round at most
+
+NOT_SENT = Error(
+    ErrorCode.MESSAGE_UNAVAILABLE,
+    "its message could not be sent: the SuperLink did not take it, as one that is too large; "
+    "Flower's log says why",
+)
 
 app = ServerApp()
 
@@ -66,6 +73,7 @@ def run_server(grid: Grid, config: Config) -> None:
     for number, job in enumerate(jobs):
         out = folder / job.name
         if options.overwrite and not options.resume and is_run(out):
+            refuse_in_use(out)
             remove_run(out)
         if not (options.resume and (out / "summary.json").exists()):
             run_job(grid, number, job, options, data, out)
@@ -76,13 +84,34 @@ def run_job(
     grid: Grid, number: int, job: Job, options: NodeOptions, data: Dataset, out: Path
 ) -> None:
     spec = job.spec
+    flower = flower_of(out, options.resume)
     nothing = np.empty(0, dtype=np.int64)
     parts = [nothing] * spec.num_clients if job.own_data else None
     with number_of_threads(spec.threads):
         federation, model_name = build(spec, data, job.method, None, None, out / CLIENTS, parts)
         federation.engine_name = "flower"
-        federation.engine = NodesEngine(grid, federation, number, options, out)
-        carry_out(federation, model_name, out, Lines(), options.resume, EVERY_ROUND)
+        federation.engine = NodesEngine(grid, federation, number, options, flower["run"])
+        carry_out(
+            *(federation, model_name, out, Lines(), options.resume, EVERY_ROUND),
+            more_environment={"flower": flower},
+        )
+
+
+def flower_of(out: Path, resume: bool) -> dict[str, Any]:
+    """What environment.json says of Flower. Nodes file what they remember under the run's name, so
+    that is kept when the run is resumed; it is read here, before the folder is locked."""
+    path = out / "environment.json"
+    if not (resume and (out / "spec.json").exists()):
+        return {"flwr": version("flwr"), "run": secrets.token_hex(8)}
+    known = read_object(path)
+    if "flower" not in known:  # it began on one machine
+        known["flower"] = flower_of(out, resume=False)
+        with RunFolder(out).alone():
+            RunFolder(out).write_json(path.name, known)
+    flower = known["flower"]
+    if not isinstance(flower, dict) or not is_run_name(flower.get("run")):
+        raise FedscError(f"{path} is damaged: it names no run of Flower")
+    return flower
 
 
 def server_data(job: Job, options: NodeOptions) -> Dataset:
@@ -101,13 +130,14 @@ class NodesEngine:
     """Stands where other engines train: sends the model to nodes and collects their uploads."""
 
     def __init__(
-        self, grid: Grid, federation: Federation, job: int, options: NodeOptions, out: Path
+        self, grid: Grid, federation: Federation, job: int, options: NodeOptions, run: str
     ) -> None:
-        self.grid, self.federation, self.options, self.out = grid, federation, options, out
-        self.job = job
+        self.grid, self.federation, self.options = grid, federation, options
+        self.job, self.run = job, run
         self.images = federation.engine.images  # evaluation stays here
         self.nodes: dict[int, int] = {}  # node ids by client
-        self.asked: set[int] = set()  # node ids that were asked who they are
+        self.asked: set[int] = set()  # node ids that were asked who they are, in this round
+        self.refused: dict[int, str] = {}  # why, by node id, as it was said last
         self.started = False
 
     def fit(
@@ -186,11 +216,13 @@ class NodesEngine:
     # Nodes ---------------------------------------------------------------------------------------
 
     def find_nodes(self, facts: Facts) -> None:
-        """Learn which node is which client; node ids are random, so each new one is asked.
+        """Learn which node is which client; node ids are random, so each new one is asked. One that
+        was refused is asked again in every round: the reason may have gone.
 
         Before the first round, wait until all are there or the time is up.
         """
         number = self.federation.task.num_clients
+        self.asked = set(self.nodes.values())
         deadline = time.monotonic() + (0.0 if self.started else self.options.start_timeout)
         next_line = time.monotonic() + SECONDS_BETWEEN_LINES
         while True:
@@ -225,7 +257,10 @@ class NodesEngine:
                 if client in self.nodes:
                     raise FedscError(f"partition {client} is taken")
             except FedscError as error:
-                self.federation.say(f"node {node} cannot take part: {on_one_line(str(error))}")
+                reason = on_one_line(str(error))
+                if self.refused.get(node) != reason:
+                    self.federation.say(f"node {node} cannot take part: {reason}")
+                self.refused[node] = reason
                 continue
             self.nodes[client] = node
 
@@ -243,17 +278,23 @@ class NodesEngine:
         self, messages: dict[int, Message], timeout: float, what: str
     ) -> dict[int, Message]:
         """Send the messages and collect what comes back in time, under the same keys."""
-        self.grid.push_messages(list(messages.values()))
-        # Pushing gives each message its id.
-        waiting = {message.metadata.message_id: key for key, message in messages.items()}
+        sent = set(self.grid.push_messages(list(messages.values())))
+        waiting: dict[str, int] = {}
         replies: dict[int, Message] = {}
+        for key, message in messages.items():
+            # Pushing gives each message its id, and gives back those that the SuperLink has taken:
+            # none of one request that is too large.
+            if message.metadata.message_id in sent:
+                waiting[message.metadata.message_id] = key
+            else:
+                replies[key] = Message(NOT_SENT, reply_to=message)
         began = time.monotonic()
         next_line, pause = began + SECONDS_BETWEEN_LINES, 0.05
         while waiting and time.monotonic() < began + timeout:
             for reply in self.grid.pull_messages(list(waiting)):
-                key = waiting.pop(reply.metadata.reply_to_message_id, None)
-                if key is not None:
-                    replies[key] = reply
+                answered = waiting.pop(reply.metadata.reply_to_message_id, None)
+                if answered is not None:
+                    replies[answered] = reply
             if time.monotonic() >= next_line:
                 self.federation.say(f"{what}: waiting for {len(waiting)} of {len(messages)}")
                 next_line += SECONDS_BETWEEN_LINES
@@ -268,7 +309,7 @@ class NodesEngine:
         data = self.federation.data
         return Facts(
             job=self.job,
-            run=run_id(self.out),
+            run=self.run,
             partition_hash=fingerprint(self.federation.parts),
             classes=data.classes,
             image_shape=data.image_shape,
@@ -276,16 +317,3 @@ class NodesEngine:
             std=data.std,
             augment=data.augment,
         )
-
-
-def run_id(out: Path) -> str:
-    """Of this training, kept when it is resumed: nodes file what they remember under it."""
-    path = out / "environment.json"
-    environment = read_object(path)
-    if "flower" not in environment:
-        environment["flower"] = {"flwr": version("flwr"), "run": secrets.token_hex(8)}
-        write_atomically(path, (json.dumps(environment, indent=2) + "\n").encode())
-    known = environment["flower"]
-    if not isinstance(known, dict) or not is_run_name(known.get("run")):
-        raise FedscError(f"{path} is damaged: it names no run of Flower")
-    return str(known["run"])

@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import FedscError
 from ..evaluation import summarise
 from ..experiments.folder import FORMAT
-from ..files import parse_json, read_json, read_text
+from ..files import CannotReadError, cannot_read, parse_json, read_json, read_text
 from .checks import OPTIONAL_IN_A_RECORD, OPTIONAL_IN_A_SPEC, RECORD, SPEC, wrong_in
 
 # An unfinished run counts as stopped when nothing was heard of it for five times its longest round,
@@ -80,9 +80,9 @@ def read_run(path: Path) -> RunData:
     except FedscError:
         raise
     except OSError as error:
-        raise FedscError(f"{path} is damaged: {error}") from None
+        raise cannot_read(Path(error.filename or path), error) from None
     if not isinstance(spec, dict) or spec.get("format") != FORMAT:
-        raise FedscError(f"{path} has a format this version cannot read (it reads {FORMAT})")
+        raise CannotReadError(f"{path} has a format this version cannot read (it reads {FORMAT})")
     if not records:
         raise FedscError(f"{path} has no finished round")
     wrong = wrong_in(spec, SPEC, OPTIONAL_IN_A_SPEC)
