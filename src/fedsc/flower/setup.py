@@ -41,11 +41,13 @@ export FLWR_HOME="$PWD/flwr" FLWR_TELEMETRY_ENABLED=0
 """
 SUPERLINK = """\
 # After a crash a helper of the old server lives on for some seconds, and would take a new run with
-# it: wait until it is gone.
+# it: wait until it is gone. The server of a run may live on, too, to report to the next SuperLink
+# that it has failed, and until then nobody else may go on with its run: end it.
 n=0
 while [ $n -lt 60 ] && pgrep -f "flower-superexec.*127.0.0.1:{port} " > /dev/null; do
   n=$((n + 1)); sleep 1
 done
+pkill -KILL -f "flwr-serverapp.*127.0.0.1:{port} " || true
 exec flower-superlink --host {host} --port {port} \\
   --ssl-ca-certfile ca.crt --ssl-certfile superlink/server.crt --ssl-keyfile superlink/server.key \\
   --enable-supernode-auth --database superlink/state.db \\
