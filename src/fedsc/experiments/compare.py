@@ -152,7 +152,7 @@ def refuse_to_run_again(
     rounds = next(iter(specs.values())).rounds
     if all((out / name / "summary.json").exists() for name in specs):
         each = "" if len(specs) == 1 else " each"
-        state = f"finished after {rounds} rounds{each}"
+        state = f"finished after {rounds} round{'s' * (rounds > 1)}{each}"
         way = f"fedsc results {out} shows the numbers; --overwrite deletes them and runs again"
     else:
         done = sum(min(rounds_written(out / name), rounds) for name in specs)
