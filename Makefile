@@ -17,7 +17,7 @@ test: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -m "not slow" --durations=5 -rs
+	$(BIN)/pytest -m "not slow" -n auto --maxprocesses 4 --dist loadfile --durations=5 -rs
 
 test-slow: $(VENV)/installed-dev
 	$(BIN)/pytest -m slow --durations=10
