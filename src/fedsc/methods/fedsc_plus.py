@@ -1,8 +1,8 @@
 """FedSC+: FedSC and what measuring it asked for. Not in the paper; see `docs/results.md`.
 
 CE is logit-adjusted, the weight of CPDR falls to 0 over the rounds (it helps the features and costs
-the classifier), and RPCL is off, since it cost accuracy wherever it was measured on CIFAR-10. Four
-things are added, each of which can be switched off:
+the classifier), and RPCL is off, since it cost accuracy wherever it was measured with ResNet-10.
+Four things are added, each of which can be switched off:
 
     smoothing      c_k^j <- s c_k^j(before) + (1 - s) c_k^j. FedSC pulls features to where the last
                    round's features were; unsmoothed, its accuracy swings from round to round. The
