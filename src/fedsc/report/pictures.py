@@ -108,11 +108,19 @@ def setting_panels(runs: list[RunData]) -> tuple[Figure, Panels]:
     )
     short = [title_of(group[0].spec) for group in groups.values()]
     for axes, (full, group), title in zip(rows[0], groups.items(), short, strict=True):
-        seeds = len({run.spec["seed"] for run in group})
         clear = title if short.count(title) == 1 else full
-        axes.set_title(clear + (f", {seeds} seeds" if seeds > 1 else ""), wrap=True)
+        axes.set_title(clear + seeds_of(group), wrap=True)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     return figure, list(zip(rows[0], groups.values(), strict=True))
+
+
+def seeds_of(runs: list[RunData]) -> str:
+    """`, 3 seeds`, or `, 1 to 3 seeds` where methods have not equally many."""
+    found = sorted(len(same) for same in by_label(runs).values())
+    if found[-1] == 1:
+        return ""
+    fewest = "" if found[0] == found[-1] else f"{found[0]} to "
+    return f", {fewest}{found[-1]} seeds"
 
 
 def title_of(spec: dict[str, Any]) -> str:

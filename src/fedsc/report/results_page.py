@@ -34,6 +34,7 @@ from .grid_table import (
     only_most,
     p_text,
     percent_text,
+    rounds_text,
     seeds_text,
 )
 from .results_table import (
@@ -49,7 +50,7 @@ from .results_table import (
     value_of,
 )
 from .runs import RunData, find_runs
-from .statistics import paired_by_seed, paired_p_value
+from .statistics import ACCURACY_LEVELS, paired_by_seed, paired_p_value, rounds_to
 from .table import Number, diverged
 from .text_table import Block, TextTable, as_markdown
 
@@ -59,6 +60,13 @@ NOTHING = "-"
 SEARCH_ROUNDS = (5, 10, 20, 30, 40, 60, 80, 100)
 FEWEST_SEEDS = 3  # for a p-value
 LINE = 100  # characters of a command
+FAIRNESS = {  # what an accuracy hides, by name in the metrics
+    "client_worst": "worst client",
+    "ece": "ECE",
+    "head": "head",
+    "middle": "middle",
+    "tail": "tail",
+}
 NOT_IN_A_SETTING = (  # what `setting_of` leaves out, and a reader wants to know
     *("train_limit", "norm", "batch_size", "lr", "momentum", "weight_decay", "clip_norm"),
 )
@@ -139,6 +147,8 @@ def block(kind: str, folders: list[str], classifier: str | None = None) -> str:
         "comparison": comparison,
         "seeds": by_seed,
         "search": search,
+        "speed": speed,
+        "fairness": fairness,
         "commands": commands,
     }
     if kind not in kinds:
@@ -166,7 +176,7 @@ def seen_by(classifier: str, runs: list[RunData]) -> list[RunData]:
         raise FedscError(
             f"no run was measured {CLASSIFIERS[classifier]}: make them with --calibrated"
         )
-    others = {"nearest_prototype", *CLASSIFIERS}
+    others = {"nearest_prototype", *CLASSIFIERS, *FAIRNESS}
     return [
         dataclasses.replace(
             run,
@@ -268,6 +278,48 @@ def _search(runs: list[RunData]) -> str:
         blocks.append(column("nearest prototype", nearest))
     blocks.append(column("swing", (mean_text(swing(run) for run in row.runs) for row in rows)))
     return table_text("reading", rows, blocks, setting_note(runs))
+
+
+def speed(runs: list[RunData]) -> str:
+    """Rounds until an accuracy is reached for the first time, and the paper's Table 3."""
+    return "\n".join(map(_speed, by_setting(runs).values()))
+
+
+def _speed(runs: list[RunData]) -> str:
+    rows = rows_of(runs)
+    blocks = [
+        column("seeds", (f"{len(row.runs)}" for row in rows)),
+        column("rounds", (row.rounds for row in rows)),
+    ]
+    for level in ACCURACY_LEVELS:
+        found = [[rounds_to(run, level) for run in row.runs] for row in rows]
+        texts = [rounds_text([*numbers], len(numbers)) for numbers in found]
+        blocks.append(column(f"to {100 * level:g}%", texts))
+        paper = [paper_number(row.runs[0], rounds_to=level) for row in rows]
+        if any(number is not None for number in paper):
+            shown = (NOTHING if number is None else f"{number:.0f}" for number in paper)
+            blocks.append(column("paper", shown))
+    note = "Rounds until it is reached for the first time; never: not in the rounds of the run."
+    return table_text("method", rows, blocks, f"{setting_note(runs)} {note}")
+
+
+def fairness(runs: list[RunData]) -> str:
+    """Whom the accuracy leaves out (the worst client, rare classes), and what confidence is worth."""
+    return "\n".join(map(_fairness, by_setting(runs).values()))
+
+
+def _fairness(runs: list[RunData]) -> str:
+    rows = rows_of(runs)
+    blocks = [
+        column("seeds", (f"{len(row.runs)}" for row in rows)),
+        column("rounds", (row.rounds for row in rows)),
+        column("accuracy", (share_text(mean_of_last(r) for r in row.runs) for row in rows)),
+    ]
+    for name, heading in FAIRNESS.items():
+        texts = [share_text(mean_of_last(run, name) for run in row.runs) for row in rows]
+        if any(text != NOTHING for text in texts):
+            blocks.append(column(heading, texts))
+    return table_text("method", rows, blocks, f"{setting_note(runs)} Mean of the last five rounds.")
 
 
 def commands(runs: list[RunData]) -> str:
@@ -452,15 +504,18 @@ def ahead_of_fedavg(row: Row, rows: list[Row]) -> tuple[str, str] | None:
 # The paper's numbers ------------------------------------------------------------------------------
 
 
-def paper_number(run: RunData) -> float | None:
-    """What the paper prints for the method under the setting of the run, which must be its own."""
+def paper_number(run: RunData, rounds_to: float | None = None) -> float | None:
+    """What the paper prints for the method under the setting of the run, which must be its own:
+    the last accuracy, or the rounds to one."""
     method = recorded_method(run)
     if method is None or "classifier" in run.spec:
         return None
-    for name in ("table1", "table2", "table4"):
+    for name in ("table1", "table2", "table3", "table4"):
         printed = grid(name, "paper")
         row = paper_row(name, method)
         for one in printed.columns:
+            if one.rounds_to != rounds_to:
+                continue
             found = printed.paper.get((row, one.key))
             if found is not None and one.settings and is_setting(run, RunSpec(**one.settings)):
                 return found
