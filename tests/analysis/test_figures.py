@@ -25,7 +25,7 @@ from fedsc.report.figures import (
     sensitivity_points,
 )
 from fedsc.report.grid_table import Results
-from fedsc.report.pictures import draw_curves, looks_of
+from fedsc.report.pictures import draw_curves, looks_of, seeds_of
 from fedsc.report.runs import RunData, read_run
 
 
@@ -181,6 +181,17 @@ def test_settings_get_panels_and_many_methods_a_legend_below(
         assert two.height > one.height
     looks = looks_of([run, *others])
     assert len({(look["color"], str(look["linestyle"])) for look in looks.values()}) == 4
+
+
+def test_a_title_says_how_many_seeds_each_method_has(run_folders: Path) -> None:
+    run = read_run(run_folders / "fedsc-seed0")
+    two, other = (
+        RunData(run.path, {**run.spec, **changed}, run.records, True)
+        for changed in ({"seed": 1}, {"label": "fedavg"})
+    )
+    assert seeds_of([run, other]) == ""
+    assert seeds_of([run, two]) == ", 2 seeds"
+    assert seeds_of([run, two, other]) == ", 1 to 2 seeds"
 
 
 def test_drift_by_hand() -> None:

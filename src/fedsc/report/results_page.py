@@ -304,7 +304,7 @@ def _speed(runs: list[RunData]) -> str:
 
 
 def fairness(runs: list[RunData]) -> str:
-    """Whom the accuracy leaves out (the worst client, rare classes), and what confidence is worth."""
+    """Whom the accuracy leaves out (worst client, rare classes), and what confidence is worth."""
     return "\n".join(map(_fairness, by_setting(runs).values()))
 
 
