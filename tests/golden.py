@@ -9,8 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedsc.methods import FedSC
+
 GOLDEN: dict[str, Any] = json.loads((Path(__file__).parent / "golden.json").read_text())
 FEDSC = {case["name"]: case for case in GOLDEN["fedsc_cases"]}
+
+
+def full(**options: Any) -> FedSC:
+    """Both losses as they are printed, whole in every round; the default weighs them."""
+    return FedSC(**{**FedSC.presets["full"], **options})
 
 
 def tensor(values: Any) -> Tensor:

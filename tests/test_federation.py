@@ -325,7 +325,7 @@ def test_traffic_by_hand(digits: Dataset) -> None:
     ours = run(digits, "fedsc", participation=0.5).records[-1]
     assert ours["bytes_up"] == 5 * (model + 4 * (10 * 64 + 10))  # prototypes and counts
     rows = 5 * 10
-    message = 4 * 64 * rows + rows + 8 * 5 + 4 * 64 * 10 + 10
+    message = 4 * 64 * rows + rows + 8 * 5 + 4 * 64 * 10 + 10 + 4  # the last: how far weights fell
     assert ours["bytes_down"] == 5 * (model + message)
 
 

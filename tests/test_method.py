@@ -14,6 +14,7 @@ from fedsc import FedscError, Method, RunSpec, Upload, option
 from fedsc.method import weighted_average
 from fedsc.methods import METHODS, FedAvg, FedSC, method_from_text, method_to_text
 from fedsc.options import options_of, parse
+from tests.golden import full
 
 
 def upload(client: int, samples: int, weight: list[float], counter: int = 0) -> Upload:
@@ -191,8 +192,10 @@ def test_every_option_says_what_it_is() -> None:
         ("fedsc", FedSC()),
         ("fedsc,tau=0.1", FedSC(tau=0.1)),
         ("fedsc, tau = 0.1 , neighbours=3", FedSC(tau=0.1, neighbours=3)),
-        ("fedsc,literal", FedSC(u_mode="round", cpdr="l1_sum", proto_source="eval")),
-        ("fedsc,literal,cpdr=l2", FedSC(u_mode="round", cpdr="l2", proto_source="eval")),
+        ("fedsc,full", full()),
+        ("fedsc,full,tau=0.1", full(tau=0.1)),
+        ("fedsc,literal", full(u_mode="round", cpdr="l1_sum", proto_source="eval")),
+        ("fedsc,literal,cpdr=l2", full(u_mode="round", cpdr="l2", proto_source="eval")),
         ("fedsc,max_age=none,relational=no", FedSC(relational=False)),
         ("fedavg,aggregation=uniform", FedAvg(aggregation="uniform")),
     ],
@@ -200,6 +203,21 @@ def test_every_option_says_what_it_is() -> None:
 def test_methods_as_text(text: str, method: Method) -> None:
     assert method_from_text(text) == method
     assert method_from_text(method_to_text(method)) == method
+
+
+@pytest.mark.parametrize(
+    ("text", "shortest"),
+    [
+        ("fedsc,rpcl_weight=1,schedule=constant,positives=inside", "fedsc,full"),
+        ("fedsc,full,tau=0.1", "fedsc,full,tau=0.1"),
+        ("fedsc,full,schedule=falling,positives=outside,rpcl_weight=0.1", "fedsc"),
+        ("fedsc,literal,rpcl_weight=0.5", "fedsc,literal,rpcl_weight=0.5"),
+        ("fedproto,private", "fedproto,proto_source=eval"),  # as many words either way
+        ("moon,mu=5", "moon"),
+    ],
+)
+def test_a_method_is_written_in_the_fewest_words(text: str, shortest: str) -> None:
+    assert method_to_text(method_from_text(text)) == shortest
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from fedsc.method import Batch, Client, Task, Upload
 from fedsc.methods import FedSC
 from fedsc.models.outputs import Outputs
 from fedsc.state import State
-from tests.golden import FEDSC, assert_equals, tensor
+from tests.golden import FEDSC, assert_equals, full, tensor
 
 A_AND_B = ["A_all_present", "B_missing_class"]
 TAUS = ["0.05", "0.5"]
@@ -126,7 +126,7 @@ def test_equations_3_to_12_step_by_step(name: str) -> None:
 def test_losses_and_their_gradients(name: str, tau: str) -> None:
     case = FEDSC[name]
     expected = case["expected"]["by_tau"][tau]
-    method = FedSC(neighbours=case["inputs"]["M"], tau=float(tau), cpdr_weight=0.0)
+    method = full(neighbours=case["inputs"]["M"], tau=float(tau), cpdr_weight=0.0)
     server = serve(case, method)
     batch = observe(method, "step", train_batch(case, server, method))
     order = [tuple(pair) for pair in expected["eq13_prototype_order_class_client"]]
@@ -140,7 +140,7 @@ def test_losses_and_their_gradients(name: str, tau: str) -> None:
     assert_equals(gradient, expected["grad_rpcl_mean_wrt_Z_U_detached"])
 
     for form, value in expected["eq15_cpdr_mean"].items():
-        pull = FedSC(neighbours=case["inputs"]["M"], rpcl_weight=0.0, cpdr=form)
+        pull = full(neighbours=case["inputs"]["M"], rpcl_weight=0.0, cpdr=form)
         loss = pull.loss(batch)["cpdr"]
         assert_equals(loss, value)
         if form == "mse_mean":
@@ -151,7 +151,7 @@ def test_losses_and_their_gradients(name: str, tau: str) -> None:
 @pytest.mark.parametrize("name", A_AND_B)
 def test_cosines_and_per_sample_losses(name: str) -> None:
     case = FEDSC[name]
-    method = FedSC(neighbours=case["inputs"]["M"])
+    method = full(neighbours=case["inputs"]["M"])
     server = serve(case, method)
     batch = train_batch(case, server, method)
     for tau in TAUS:
@@ -199,7 +199,7 @@ def settings(words: str, ours: dict[str, dict[str, Any]]) -> dict[str, Any]:
 @pytest.mark.parametrize("words", OPTIONS["server"])
 def test_every_server_option(words: str) -> None:
     expected = OPTIONS["server"][words]
-    method = FedSC(**settings(words, SERVER_OPTIONS))
+    method = full(**settings(words, SERVER_OPTIONS))
     server = serve(FEDSC["D_options"], method)
     c, counts = gather(FEDSC["D_options"])
     held = counts > 0
@@ -225,7 +225,7 @@ def test_imbalance_and_weights_of_case_d() -> None:
 def test_every_loss_option_with_its_gradient(words: str, tau: str) -> None:
     case = FEDSC["D_options"]
     expected = OPTIONS["loss"][words][f"tau={tau}"]
-    method = FedSC(tau=float(tau), **settings(words, LOSS_OPTIONS))
+    method = full(tau=float(tau), **settings(words, LOSS_OPTIONS))
     server = serve(case, method)
     batch = train_batch(case, server, method)
     if method.u_mode == "round":
@@ -245,6 +245,17 @@ def test_every_loss_option_with_its_gradient(words: str, tau: str) -> None:
         assert_equals(terms[name], expected[name])
         (gradient,) = torch.autograd.grad(terms[name], batch.student.features)
         assert_equals(gradient, expected[f"grad_{name}"])
+
+
+@pytest.mark.parametrize(("rounds", "strength"), [(1, 0.0), (4, 0.75)])
+def test_the_default_weighs_rpcl_outside_and_both_losses_fall(rounds: int, strength: float) -> None:
+    """After one of so many rounds: what is left of them, of it a tenth for RPCL."""
+    expected = OPTIONS["loss"]["positives=outside"]["tau=0.05"]
+    case, method = FEDSC["D_options"], FedSC()
+    server = serve(case, method) | {"num_rounds": torch.tensor(float(rounds))}
+    terms = method.loss(observe(method, "step", train_batch(case, server, method)))
+    assert_equals(terms["rpcl"], 0.1 * strength * expected["rpcl"])
+    assert_equals(terms["cpdr"], strength * expected["cpdr"])
 
 
 def test_nid2_weights() -> None:

@@ -113,7 +113,7 @@ def test_without_its_additions_it_is_fedsc() -> None:
         "fedsc+,smoothing=0,rpcl_prior=0,logit_adjustment=0,rpcl_weight=1,schedule=constant,"
         "calibration=false"
     )
-    ours, theirs = (fedsc.run("digits", text, **QUICK) for text in (bare, "fedsc"))
+    ours, theirs = (fedsc.run("digits", text, **QUICK) for text in (bare, "fedsc,full"))
     weights = theirs.model.state_dict()
     assert all(torch.equal(t, weights[name]) for name, t in ours.model.state_dict().items())
 

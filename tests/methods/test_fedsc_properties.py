@@ -21,6 +21,7 @@ from fedsc.method import Batch, Client, LocalResult, Moment, Task, Upload
 from fedsc.methods import FedSC
 from fedsc.models import MLP
 from fedsc.models.outputs import Outputs
+from tests.golden import full
 
 Array = NDArray[np.float64]
 State = dict[str, Any]
@@ -222,7 +223,7 @@ def test_server_agrees_with_plain_loops(pool: Pool, m: int) -> None:
     assume(nearest_tie > 1e-9)
     # What a client does not hold is never read: not even where it is no number.
     pool.prototypes[~pool.held] = np.nan
-    server = serve(FedSC(neighbours=m), pool)
+    server = serve(full(neighbours=m), pool)
     exists = server["relational_exists"]
     assert exists.tolist() == pool.held.tolist()
     for (k, j), value in r.items():
@@ -247,7 +248,7 @@ def test_ties_go_to_the_lower_client_however_many_there_are() -> None:
 def test_losses_agree_with_plain_loops(pool: Pool, m: int, tau: float) -> None:
     r, o, nearest_tie = server_by_loops(pool, m)
     assume(nearest_tie > 1e-9)
-    method = FedSC(neighbours=m, tau=tau)
+    method = full(neighbours=m, tau=tau)
     server = serve(method, pool)
     batch = see(method, "step", batch_of(method, server, pool.features, pool.labels))
     found = method.loss(batch)
@@ -267,7 +268,7 @@ def test_losses_agree_with_plain_loops(pool: Pool, m: int, tau: float) -> None:
 @repeatable
 @given(pools(min_clients=2), st.integers(0, 3), st.randoms(use_true_random=False))
 def test_the_order_in_which_clients_answer_does_not_matter(pool: Pool, m: int, random: Any) -> None:
-    method = FedSC(neighbours=m)
+    method = full(neighbours=m)
     uploads = uploads_of(pool)
     shuffled = random.sample(uploads, len(uploads))
     empty = new_server(method, pool.prototypes.shape)
@@ -285,7 +286,7 @@ def test_renaming_clients_renames_their_rows_only(pool: Pool, m: int, random: An
     assume(server_by_loops(pool, m)[2] > 1e-9)
     num_clients = 20
     ids = random.sample(range(num_clients), len(pool.counts))
-    method = FedSC(neighbours=m)
+    method = full(neighbours=m)
     plain = serve(method, pool)
     renamed = serve(method, pool, ids, num_clients)
     assert renamed["owner"].tolist() == sorted(ids)
@@ -308,7 +309,7 @@ def test_a_client_twice_weighs_like_one_with_twice_the_samples(pool: Pool, which
         pool.features,
         pool.labels,
     )
-    method = FedSC(global_mean="weighted", relational=False)  # every row is g
+    method = full(global_mean="weighted", relational=False)  # every row is g
     one = serve(method, Pool(pool.prototypes, double, pool.features, pool.labels))
     other = serve(method, twice)
     for j in np.flatnonzero(pool.held.any(0)):
@@ -325,7 +326,7 @@ def test_everybody_twice_changes_no_mean(pool: Pool) -> None:
         pool.labels,
     )
     # Not with e of Eq. 11: the sigmoid of half the share is not half the sigmoid.
-    for method in (FedSC(relational=False), FedSC(neighbours=0, client_weight="uniform")):
+    for method in (full(relational=False), full(neighbours=0, client_weight="uniform")):
         close(serve(method, twice)["consistent"], serve(method, pool)["consistent"])
 
 
@@ -340,7 +341,7 @@ def test_a_class_nobody_holds(pool: Pool, which: int) -> None:
     gone = which % classes
     pool.counts[:, gone] = 0
     pool.counts[pool.counts.sum(1) == 0, (gone + 1) % classes] = 1
-    method = FedSC(u_mode="none")  # U apart, each sample's loss is its own affair
+    method = full(u_mode="none")  # U apart, each sample's loss is its own affair
     server = serve(method, pool)
     assert not server["relational_exists"][:, gone].any()
     assert not server["consistent_exists"][gone]
@@ -357,10 +358,8 @@ def test_a_class_nobody_holds(pool: Pool, which: int) -> None:
         for name, (value, _) in terms_and_gradients(method, without).items():
             close(mixed[name][0], value)
 
-    only_gone = see(
-        FedSC(), "step", batch_of(FedSC(), server, pool.features, pool.labels * 0 + gone)
-    )
-    for value, gradient in terms_and_gradients(FedSC(), only_gone).values():
+    only_gone = see(full(), "step", batch_of(full(), server, pool.features, pool.labels * 0 + gone))
+    for value, gradient in terms_and_gradients(full(), only_gone).values():
         assert value == 0
         assert (gradient == 0).all()
 
@@ -369,8 +368,8 @@ def test_a_class_nobody_holds(pool: Pool, which: int) -> None:
 @given(pools())
 def test_more_neighbours_than_holders_is_everybody(pool: Pool) -> None:
     most = len(pool.counts) - 1
-    all_of_them = serve(FedSC(neighbours=most), pool)
-    beyond = serve(FedSC(neighbours=most + 50), pool)
+    all_of_them = serve(full(neighbours=most), pool)
+    beyond = serve(full(neighbours=most + 50), pool)
     assert torch.equal(beyond["relational"], all_of_them["relational"])
     assert torch.equal(beyond["consistent"], all_of_them["consistent"])
 
@@ -379,7 +378,7 @@ def test_more_neighbours_than_holders_is_everybody(pool: Pool) -> None:
 @given(pools(), st.integers(0, 5))
 def test_few_holders_make_all_three_prototypes_one(pool: Pool, m: int) -> None:
     """Where h_j <= M + 1: r = g = o, so in NID2 the relations say nothing."""
-    server = serve(FedSC(neighbours=m), pool)
+    server = serve(full(neighbours=m), pool)
     for j in range(pool.counts.shape[1]):
         holders = np.flatnonzero(pool.held[:, j])
         if 0 < len(holders) <= m + 1:
@@ -392,7 +391,7 @@ def test_few_holders_make_all_three_prototypes_one(pool: Pool, m: int) -> None:
 @repeatable
 @given(pools())
 def test_without_neighbours_each_client_keeps_its_prototype(pool: Pool) -> None:
-    server = serve(FedSC(neighbours=0), pool)
+    server = serve(full(neighbours=0), pool)
     held = torch.from_numpy(pool.held)
     assert torch.equal(server["relational"][held], torch.from_numpy(pool.prototypes)[held])
 
@@ -400,7 +399,7 @@ def test_without_neighbours_each_client_keeps_its_prototype(pool: Pool) -> None:
 def test_ties_go_to_the_lower_client() -> None:
     """Four clients on one line through the origin: all at angle 0 to g, all equally near."""
     c = np.array([[[1.0]], [[2.0]], [[4.0]], [[8.0]]])
-    server = serve(FedSC(neighbours=1), Pool(c, np.ones((4, 1)), c[0], np.zeros(1, np.int64)))
+    server = serve(full(neighbours=1), Pool(c, np.ones((4, 1)), c[0], np.zeros(1, np.int64)))
     assert server["relational"][:, 0, 0].tolist() == [1.5, 1.5, 2.5, 4.5]
 
 
@@ -412,7 +411,7 @@ def test_clients_of_one_sample_each(pool: Pool) -> None:
     lone = np.zeros_like(pool.counts)
     own = np.arange(clients) % classes
     lone[np.arange(clients), own] = 1
-    server = serve(FedSC(neighbours=0), Pool(pool.prototypes, lone, pool.features, pool.labels))
+    server = serve(full(neighbours=0), Pool(pool.prototypes, lone, pool.features, pool.labels))
     assert server["relational_exists"].sum(1).tolist() == [1] * clients
     for j in range(min(classes, clients)):
         close(server["consistent"][j], pool.prototypes[own == j, j].mean(0))
@@ -422,7 +421,7 @@ def test_clients_of_one_sample_each(pool: Pool) -> None:
 @given(pools())
 def test_one_client_alone(pool: Pool) -> None:
     alone = Pool(pool.prototypes[:1], pool.counts[:1], pool.features, pool.labels)
-    server = serve(FedSC(), alone)
+    server = serve(full(), alone)
     for j in np.flatnonzero(alone.held[0]):
         close(server["relational"][0, j], pool.prototypes[0, j], 0, 0)
         close(server["consistent"][j], pool.prototypes[0, j], 1e-15)
@@ -437,9 +436,9 @@ def test_one_class_leaves_nothing_to_contrast(pool: Pool) -> None:
         pool.features,
         np.zeros_like(pool.labels),
     )
-    server = serve(FedSC(), single)
-    batch = see(FedSC(), "step", batch_of(FedSC(), server, single.features, single.labels))
-    value, gradient = terms_and_gradients(FedSC(), batch)["rpcl"]
+    server = serve(full(), single)
+    batch = see(full(), "step", batch_of(full(), server, single.features, single.labels))
+    value, gradient = terms_and_gradients(full(), batch)["rpcl"]
     assert abs(value) < 1e-12
     assert gradient.abs().max() < 1e-10
 
@@ -447,7 +446,7 @@ def test_one_class_leaves_nothing_to_contrast(pool: Pool) -> None:
 @repeatable
 @given(pools(), st.sampled_from(["batch", "none", "ema"]))
 def test_before_the_first_prototypes_only_cross_entropy_counts(pool: Pool, u_mode: Any) -> None:
-    method = FedSC(u_mode=u_mode)
+    method = full(u_mode=u_mode)
     server = new_server(method, pool.prototypes.shape)
     batch = see(method, "step", batch_of(method, server, pool.features, pool.labels))
     for value, gradient in terms_and_gradients(method, batch).values():
@@ -466,7 +465,7 @@ def test_vectors_of_length_zero(pool: Pool, u_mode: Any) -> None:
     pool.features[0] = 0
     pool.prototypes[0] = 0
     pool.counts[:] = 3
-    method = FedSC(neighbours=0, u_mode=u_mode)
+    method = full(neighbours=0, u_mode=u_mode)
     server = serve(method, pool)
     batch = see(method, "step", batch_of(method, server, pool.features, pool.labels))
     found = terms_and_gradients(method, batch)
@@ -486,7 +485,7 @@ def test_features_on_their_prototypes(pool: Pool, distance: float) -> None:
     pool.counts[:] = 1
     labels = np.zeros(2, np.int64)
     features = np.repeat(pool.prototypes[0, :1], 2, 0) + distance
-    method = FedSC(neighbours=0)
+    method = full(neighbours=0)
     server = serve(method, pool)
     batch = see(method, "step", batch_of(method, server, features, labels))
     for value, gradient in terms_and_gradients(method, batch).values():
@@ -498,7 +497,7 @@ def test_features_on_their_prototypes(pool: Pool, distance: float) -> None:
 @repeatable
 @given(pools(min_clients=2))
 def test_a_small_step_down_the_gradient_of_rpcl_lowers_it(pool: Pool) -> None:
-    method = FedSC(cpdr_weight=0.0, tau=0.5)
+    method = full(cpdr_weight=0.0, tau=0.5)
     server = serve(method, pool)
     batch = see(method, "step", batch_of(method, server, pool.features, pool.labels))
     before, gradient = terms_and_gradients(method, batch)["rpcl"]
@@ -538,7 +537,7 @@ def test_single_precision_agrees_with_double(pool: Pool, m: int, form: Any) -> N
         pool.features.astype(np.float32).astype(np.float64),
         pool.labels,
     )
-    method = FedSC(neighbours=m, cpdr=form)
+    method = full(neighbours=m, cpdr=form)
     found = []
     for dtype in (torch.float32, torch.float64):
         server = serve(method, rounded, dtype=dtype)
@@ -562,7 +561,7 @@ SMALL = Pool(C2, N2, np.zeros((1, 2)), np.zeros(1, np.int64))
 
 
 def test_global_fill_gives_r_to_clients_without_the_class() -> None:
-    server = serve(FedSC(absent="global_fill", neighbours=0), SMALL)
+    server = serve(full(absent="global_fill", neighbours=0), SMALL)
     assert server["relational_exists"].tolist() == [[True, True], [True, True]]
     assert server["relational"][1, 1].tolist() == [0.0, 2.0]  # g of class 1
     assert server["relational"][0].tolist() == C2[0].tolist()
@@ -574,20 +573,20 @@ def test_global_fill_gives_r_to_clients_without_the_class() -> None:
         C2[0],
         SMALL.labels,
     )
-    server = serve(FedSC(absent="global_fill"), wider)
+    server = serve(full(absent="global_fill"), wider)
     assert server["relational_exists"].tolist() == [[True, True, False]] * 2
     assert server["consistent_exists"].tolist() == [True, True, False]
 
 
 def test_global_fill_does_not_invent_clients_that_did_not_answer() -> None:
-    method = FedSC(absent="global_fill")
+    method = full(absent="global_fill")
     server = new_server(method, (3, 2, 2))
     server = method.aggregate(server, uploads_of(SMALL), {})
     assert server["relational_exists"].tolist() == [[True, True], [True, True], [False, False]]
 
 
 def test_without_relations_every_row_is_the_global_prototype() -> None:
-    server = serve(FedSC(relational=False), SMALL)
+    server = serve(full(relational=False), SMALL)
     assert server["relational"][:, 0].tolist() == [[2.0, 4.0], [2.0, 4.0]]
     assert server["relational"][0, 1].tolist() == [0.0, 2.0]
     close(server["consistent"], [[2.0, 4.0], [0.0, 2.0]])
@@ -619,7 +618,7 @@ ROUNDS = [
 
 
 def test_the_bank_keeps_the_last_known_of_every_client() -> None:
-    method = FedSC(pool="bank", neighbours=0)
+    method = full(pool="bank", neighbours=0)
     server = replay(method, ROUNDS[:3], num_clients=4)
     assert server["relational"][:3, 0, 0].tolist() == [1.0, 2.0, 3.0]
     assert server["relational_exists"][:, 0].tolist() == [True, True, True, False]
@@ -639,19 +638,19 @@ def test_the_bank_keeps_the_last_known_of_every_client() -> None:
 )
 def test_a_prototype_leaves_the_bank_after_max_age(max_age: int, there: list[bool]) -> None:
     """After three rounds client 0 is two rounds old, client 2 one, client 1 new."""
-    server = replay(FedSC(pool="bank", max_age=max_age), ROUNDS[:3], num_clients=4)
+    server = replay(full(pool="bank", max_age=max_age), ROUNDS[:3], num_clients=4)
     assert server["relational_exists"][:, 0].tolist() == there
 
 
 def test_a_client_that_comes_back_is_in_the_bank_again() -> None:
-    method = FedSC(pool="bank", max_age=0, neighbours=0)
+    method = full(pool="bank", max_age=0, neighbours=0)
     server = replay(method, ROUNDS, num_clients=4)
     assert server["relational_exists"][:, 0].tolist() == [False, False, True, False]
     close(server["consistent"][0], [9.0, 0.0])
 
 
 def test_the_pool_of_participants_forgets_the_round_before() -> None:
-    server = replay(FedSC(neighbours=0), ROUNDS[:2], num_clients=4)
+    server = replay(full(neighbours=0), ROUNDS[:2], num_clients=4)
     assert server["owner"].tolist() == [2]
     close(server["consistent"][0], [3.0, 0.0])
 
@@ -667,7 +666,7 @@ def class_upload(client: int, counts: list[float]) -> Upload:
 
 def weights_with_all_sums(num_clients: int) -> list[float]:
     """Clients 0 and 1 take part, then 0 and 2: e of the last two from their own classes."""
-    method = FedSC(weight_sums="all", renormalise=False, neighbours=0)
+    method = full(weight_sums="all", renormalise=False, neighbours=0)
     server = new_server(method, (2, 2, 1), num_clients)
     for uploads in (
         [class_upload(0, [6.0, 0.0]), class_upload(1, [1.0, 3.0])],
@@ -697,7 +696,7 @@ ROWS = Pool(
 
 
 def test_moving_average_of_u() -> None:
-    method = FedSC(u_mode="ema")
+    method = full(u_mode="ema")
     server = serve(method, ROWS)
     first = see(method, "step", batch_of(method, server, np.zeros((2, 2)), [0, 1]))
     close(first.observed["step"]["u"], [5.0, 10.0])
@@ -712,7 +711,7 @@ def test_moving_average_of_u() -> None:
 
 
 def test_u_of_own_class_by_hand() -> None:
-    method = FedSC(u_same_class=True)
+    method = full(u_same_class=True)
     server = serve(method, ROWS)
     features = np.array([[0.0, 0.0], [3.0, 0.0], [0.0, -4.0]])
     batch = see(method, "step", batch_of(method, server, features, [0, 0, 1]))
@@ -725,7 +724,7 @@ def test_u_of_own_class_by_hand() -> None:
 @pytest.mark.parametrize(("u_mode", "moment"), [("epoch", "epoch"), ("round", "start")])
 def test_u_over_all_data_by_hand(u_mode: Any, moment: Moment) -> None:
     """In two parts, the second with a sample that only fills it up; the floor applies as well."""
-    method = FedSC(u_mode=u_mode, tau=0.5)
+    method = full(u_mode=u_mode, tau=0.5)
     server = serve(method, ROWS)
     one = see(method, moment, batch_of(method, server, np.array([[0.0, 0.0]]), [0]))
     part = batch_of(method, server, np.array([[3.0, 0.0], [70.0, 70.0]]), [0, 1])
@@ -748,7 +747,7 @@ def test_u_of_the_round_of_the_epoch_and_of_one_batch_agree_on_the_same_features
     found = []
     modes: list[tuple[Any, Moment]] = [("batch", "step"), ("epoch", "epoch"), ("round", "start")]
     for u_mode, moment in modes:
-        method = FedSC(u_mode=u_mode)
+        method = full(u_mode=u_mode)
         server = serve(method, pool)
         batch = see(method, moment, batch_of(method, server, pool.features, pool.labels))
         found.append(terms_and_gradients(method, batch)["rpcl"])
@@ -761,7 +760,7 @@ def test_gradients_through_u_change_the_gradient_and_not_the_value() -> None:
     features = np.array([[1.0, 0.5], [-0.5, 1.5]])
     found = []
     for u_grad in (False, True):
-        method = FedSC(u_grad=u_grad, tau=0.5)
+        method = full(u_grad=u_grad, tau=0.5)
         server = serve(method, ROWS)
         batch = see(method, "step", batch_of(method, server, features, [0, 1]))
         found.append(terms_and_gradients(method, batch)["rpcl"])
@@ -770,7 +769,7 @@ def test_gradients_through_u_change_the_gradient_and_not_the_value() -> None:
     assert (gradient - other_gradient).abs().max() > 1e-3
 
     # The gradient through U against finite differences, where U moves with the features.
-    method = FedSC(u_grad=True, tau=0.5)
+    method = full(u_grad=True, tau=0.5)
     server = serve(method, ROWS)
     rows = [(0, ROWS.prototypes[0, 0]), (1, ROWS.prototypes[0, 1])]
     for i, axis in ((0, 0), (1, 1)):
@@ -785,22 +784,22 @@ def test_gradients_through_u_change_the_gradient_and_not_the_value() -> None:
 @given(pools(min_clients=2), st.integers(0, 5))
 def test_exclude_self_is_as_if_the_client_had_no_prototypes(pool: Pool, which: int) -> None:
     me = which % len(pool.counts)
-    method = FedSC(exclude_self=True, neighbours=0, u_mode="none", cpdr_weight=0.0)
+    method = full(exclude_self=True, neighbours=0, u_mode="none", cpdr_weight=0.0)
     server = serve(method, pool)
     with_me = method.loss(batch_of(method, server, pool.features, pool.labels, client=me))
     others = [k for k in range(len(pool.counts)) if k != me]
     without = Pool(pool.prototypes[others], pool.counts[others], pool.features, pool.labels)
-    plain = FedSC(neighbours=0, u_mode="none", cpdr_weight=0.0)
+    plain = full(neighbours=0, u_mode="none", cpdr_weight=0.0)
     smaller = serve(plain, without)
     expected = plain.loss(batch_of(plain, smaller, pool.features, pool.labels))
     close(with_me["rpcl"].detach(), expected["rpcl"].detach())
 
 
 def test_a_class_with_too_few_samples_has_no_prototype() -> None:
-    server = serve(FedSC(min_count=3, neighbours=5), SMALL)
+    server = serve(full(min_count=3, neighbours=5), SMALL)
     assert server["relational_exists"].tolist() == [[True, False], [True, False]]
     assert server["consistent_exists"].tolist() == [True, False]
-    assert serve(FedSC(min_count=4), SMALL)["relational_exists"].tolist() == [
+    assert serve(full(min_count=4), SMALL)["relational_exists"].tolist() == [
         [False, False],
         [True, False],
     ]
@@ -808,7 +807,7 @@ def test_a_class_with_too_few_samples_has_no_prototype() -> None:
 
 def test_clients_send_means_and_drop_small_classes() -> None:
     """Eq. 3 over two batches, a filler not counted: class 0 mean (2, 1), class 1 has one sample."""
-    method = FedSC(min_count=2)
+    method = full(min_count=2)
     server = new_server(method, (1, 2, 2))
     one = batch_of(method, server, np.array([[1.0, 0.0], [3.0, 2.0]]), [0, 0])
     two = batch_of(method, server, np.array([[7.0, 7.0], [50.0, 50.0]]), [1, 0])
@@ -821,11 +820,11 @@ def test_clients_send_means_and_drop_small_classes() -> None:
 
 
 def test_initial_prototypes_are_asked_for_before_round_one_only() -> None:
-    assert FedSC(init_protos=True).surveys_before_training()
-    assert not FedSC().surveys_before_training()
-    assert FedSC(init_protos=True).moments(0) == ("end",)
-    assert set(FedSC(init_protos=True).moments(1)) == {"last_epoch", "step"}
-    assert set(FedSC(proto_source="eval", u_mode="none").moments(1)) == {"end"}
+    assert full(init_protos=True).surveys_before_training()
+    assert not full().surveys_before_training()
+    assert full(init_protos=True).moments(0) == ("end",)
+    assert set(full(init_protos=True).moments(1)) == {"last_epoch", "step"}
+    assert set(full(proto_source="eval", u_mode="none").moments(1)) == {"end"}
 
 
 def test_summed_cross_entropy_is_64_times_the_mean_of_64() -> None:
@@ -834,7 +833,7 @@ def test_summed_cross_entropy_is_64_times_the_mean_of_64() -> None:
     found = []
     forms: tuple[Any, ...] = ("mean", "sum")
     for form in forms:
-        method = FedSC(ce=form, rpcl_weight=0.0, cpdr_weight=0.0)
+        method = full(ce=form, rpcl_weight=0.0, cpdr_weight=0.0)
         batch = batch_of(method, new_server(method, (1, 2, 2)), features, [0, 1] * 32)
         batch = Batch(**{**vars(batch), "student": Outputs(batch.student.features, logits)})
         terms = method.loss(batch)
@@ -849,7 +848,7 @@ def test_weights_of_the_terms_scale_them() -> None:
     features = np.array([[1.0, 0.5], [-0.5, 1.5]])
 
     def values(**options: float) -> dict[str, float]:
-        method = FedSC(**options)  # type: ignore[arg-type]
+        method = full(**options)
         batch = batch_of(method, serve(method, ROWS), features, [0, 1])
         terms = method.loss(see(method, "step", batch))
         return {name: float(term.detach()) for name, term in terms.items()}
@@ -909,7 +908,7 @@ def test_the_weights_rise_or_fall_over_the_rounds(init_protos: bool) -> None:
     expected = {"rising": [0.25, 0.5, 0.75, 1], "falling": [0.75, 0.5, 0.25, 0]}
     data = fedsc.load_dataset("digits")
     for schedule, strengths in expected.items():
-        method = FedSC(schedule=schedule, init_protos=init_protos)  # type: ignore[arg-type]
+        method = full(schedule=schedule, init_protos=init_protos)
         spec = fedsc.RunSpec(rounds=4, epochs=1, train_limit=200, clients=3)
         federation = fedsc.Federation(spec, data, method, MLP(data.image_shape, 10))
         told = [float(method.broadcast(federation.server)["strength"]) for _ in federation.rounds()]

@@ -28,7 +28,7 @@ from ..data.dataset import Dataset
 from ..errors import FedscError, in_words
 from ..files import CannotReadError, explain_write_errors, open_here, refuse_link
 from ..method import Method
-from ..methods import changed_options, method_from_text
+from ..methods import method_from_text, shortest
 from ..progress import data_progress
 from ..report.runs import RunData, read_run
 from ..spec import NOT_PART_OF_THE_HASH, RunSpec, spec_hash
@@ -86,8 +86,8 @@ def cells_of(grid: Grid, seeds: list[int], common: dict[str, Any] | None = None)
 def method_as_written_shortest(text: str, dataset: str) -> tuple[Method, str]:
     """Equal runs have equal names: `fedsc,tau=0.05` is `fedsc`, whose default that is."""
     method, name = method_from_text(text, dataset), text.split(",")[0].strip()
-    changed = changed_options(method, dataset).items()
-    return method, ",".join([name, *(f"{k}={value}" for k, value in changed)])
+    preset, changed = shortest(method, dataset)
+    return method, ",".join([name, *preset, *(f"{k}={value}" for k, value in changed.items())])
 
 
 def run_cells(

@@ -39,6 +39,7 @@ __all__ = [
     "method_class",
     "method_from_text",
     "method_to_text",
+    "shortest",
 ]
 
 METHODS: dict[str, type[Method]] = {
@@ -98,15 +99,22 @@ def method_from_text(text: str, dataset: str = "") -> Method:
 
 def method_to_text(method: Method, dataset: str = "") -> str:
     """The text that `method_from_text` makes this method of: its name and what is not default."""
-    changed = changed_options(method, dataset).items()
-    return ",".join([method.name, *(f"{name}={value}" for name, value in changed)])
+    preset, changed = shortest(method, dataset)
+    return ",".join([method.name, *preset, *(f"{name}={value}" for name, value in changed.items())])
 
 
-def changed_options(method: Method, dataset: str = "") -> dict[str, Any]:
-    """The hyperparameters that are not the method's default on the data set."""
-    chosen = method.dataset_defaults.get(dataset, {})
-    return {
-        field.name: getattr(method, field.name)
-        for field in dataclasses.fields(method)
-        if getattr(method, field.name) != chosen.get(field.name, field.default)
+def shortest(method: Method, dataset: str = "") -> tuple[list[str], dict[str, Any]]:
+    """The options that are not as by default, or as in a preset if that leaves fewer words."""
+    ways: list[list[str]] = [[], *([preset] for preset in method.presets)]
+    named = [(way, changed_options(method, dataset, *way)) for way in ways]
+    return min(named, key=lambda way: len(way[0]) + len(way[1]))
+
+
+def changed_options(method: Method, dataset: str = "", preset: str | None = None) -> dict[str, Any]:
+    """The hyperparameters that are not the method's default on the data set, or the preset's."""
+    usual = {
+        **{field.name: field.default for field in dataclasses.fields(method)},
+        **method.dataset_defaults.get(dataset, {}),
+        **(method.presets[preset] if preset else {}),
     }
+    return {k: getattr(method, k) for k, value in usual.items() if getattr(method, k) != value}

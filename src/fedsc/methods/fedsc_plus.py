@@ -58,6 +58,9 @@ class FedSCPlus(FedSC):
     schedule: Literal["constant", "rising", "falling"] = option(
         "falling", "both weights over the rounds: as they are, up from 0 or down to 0"
     )
+    positives: Literal["inside", "outside", "mean_positive"] = option(
+        "inside", "prototypes of the own class in Eq. 14: in the logarithm, outside, or merged"
+    )
     logit_adjustment: float = option(
         1.0, "adds this times log(share of the class at the client) to the logits of CE", at_least=0
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import FedscError
 from ..method import Method
-from ..methods import changed_options, method_from_text
+from ..methods import method_from_text, shortest
 from ..options import options_of
 from ..plugins import is_path
 from ..spec import RunSpec
@@ -103,8 +103,9 @@ def method_of(run: RunData) -> str:
     dataset = run.spec["dataset"]
     if not all("=" in word for word in words) and method_from_text(run.label, dataset) == method:
         return run.label  # a preset says more than its options
-    changed = changed_options(method, dataset).items()
-    return ",".join([name, *(f"{option}={option_text(value)}" for option, value in changed)])
+    preset, changed = shortest(method, dataset)
+    options = (f"{option}={option_text(value)}" for option, value in changed.items())
+    return ",".join([name, *preset, *options])
 
 
 def recorded_method(run: RunData) -> Method | None:
