@@ -26,9 +26,9 @@ METHODS = (
     "fedavg,aggregation=median",
     "fedavg,aggregation=trimmed_mean",
     "fedavg,aggregation=clipped_mean",
-    "fedsc",
-    f"fedsc,{BOUND}",
-    f"fedsc,{BOUND},aggregation=clipped_mean",
+    "fedsc,full",
+    f"fedsc,full,{BOUND}",
+    f"fedsc,full,{BOUND},aggregation=clipped_mean",
 )
 ATTACKS = ("label-flip", "sign-flip", "scaled-update", "poisoned-prototypes")
 SHARES = (0.1, 0.3)

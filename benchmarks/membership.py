@@ -53,8 +53,8 @@ FEATURES = {"dp_feature_clip": 5.0}
 MANY = {"clients": 200, "partition": "iid", "rounds": 10, "epochs": 2, "lr": 0.2}
 CLIENT = {**MANY, "dp_unit": "client", **WEIGHTS}
 RUNS: list[tuple[str, dict[str, Any]]] = [
-    ("fedsc", ORDINARY),
-    ("fedsc", {**ORDINARY, "dp_unit": "record", **FEATURES, "dp_prototype_noise": 2.0}),
+    ("fedsc,full", ORDINARY),
+    ("fedsc,full", {**ORDINARY, "dp_unit": "record", **FEATURES, "dp_prototype_noise": 2.0}),
     ("fedsc,private", ORDINARY),
     *(
         ("fedsc,private", {**RECORD, **WEIGHTS, **FEATURES, "target_epsilon": target})
@@ -62,8 +62,8 @@ RUNS: list[tuple[str, dict[str, Any]]] = [
     ),
     ("fedavg", ORDINARY),
     *(("fedavg", {**RECORD, **WEIGHTS, "target_epsilon": target}) for target in (30.0, 8.0)),
-    ("fedsc", MANY),
-    ("fedsc", {**CLIENT, **FEATURES, "target_epsilon": 8.0}),
+    ("fedsc,full", MANY),
+    ("fedsc,full", {**CLIENT, **FEATURES, "target_epsilon": 8.0}),
     ("fedavg", MANY),
     ("fedavg", {**CLIENT, "target_epsilon": 8.0}),
 ]
