@@ -64,9 +64,10 @@ def test_theorem_3_fails_for_small_xi_whatever_the_step() -> None:
     assert theory.rounds_needed(18, 3.0, dataclasses.replace(HAND, eta=0.16)) is None
 
 
-def run_with_losses(losses: list[float], **more: float) -> RunData:
+def run_with_losses(losses: list[float], schedule: str = "constant", **more: float) -> RunData:
     records = [{"round": n, "train_loss": {"ce": loss}} for n, loss in enumerate(losses, 1)]
-    spec = {"momentum": 0.0, "weight_decay": 0.0, "rounds": len(losses), **more}
+    method = {"name": "fedsc", "schedule": schedule}
+    spec = {"method": method, "momentum": 0.0, "weight_decay": 0.0, "rounds": len(losses), **more}
     return RunData(Path("run"), spec, records, True)
 
 
@@ -88,6 +89,13 @@ def test_what_cannot_be_met_is_said() -> None:
     said = " ".join(found["notes"])
     for words in ("cannot be met by any step size", "any ξ > 0", "plain SGD", "says nothing"):
         assert words in said
+
+
+def test_weights_that_change_over_the_rounds_are_named() -> None:
+    for schedule, said in (("constant", False), ("falling", True)):
+        found = judge(run_with_losses([1.0, 0.9], schedule), HAND, xi=18.0, first_loss=3.0)
+        words = f"weights of RPCL and CPDR are {schedule}"
+        assert any(words in note for note in found["notes"]) == said
 
 
 def test_a_bound_below_zero_is_named() -> None:

@@ -162,6 +162,12 @@ def findings(
             f"satisfies it. For twice that, η = {step:.3g} does, with "
             + (f"R > {rounds:.3g}." if rounds is not None else "no number of rounds.")
         )
+    schedule = run.spec["method"]["schedule"]
+    if schedule != "constant":
+        said.append(
+            f"The weights of RPCL and CPDR are {schedule} in this run, so each round has a loss of "
+            "its own, and the theorems are about one: fedsc,full has constant weights."
+        )
     momentum = run.spec["momentum"]
     if momentum:
         longer = (
