@@ -4,7 +4,7 @@
 
 digits, ten clients under NID1 0.2, 20 rounds of 5 epochs, three seeds. Runs are kept in
 runs/attacks: what is finished is not run again, and two processes started like this share the work
-(about twenty minutes on two busy cores).
+(about 25 minutes on two busy cores).
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ METHODS = (
     "fedavg,aggregation=median",
     "fedavg,aggregation=trimmed_mean",
     "fedavg,aggregation=clipped_mean",
+    "fedsc",
+    f"fedsc,{BOUND},aggregation=clipped_mean",
     "fedsc,full",
     f"fedsc,full,{BOUND}",
     f"fedsc,full,{BOUND},aggregation=clipped_mean",
