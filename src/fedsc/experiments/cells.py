@@ -28,7 +28,7 @@ from ..data.dataset import Dataset
 from ..errors import FedscError, in_words
 from ..files import CannotReadError, explain_write_errors, open_here, refuse_link
 from ..method import Method
-from ..methods import method_from_text, shortest
+from ..methods import method_from_text, method_to_text
 from ..progress import data_progress
 from ..report.runs import RunData, read_run
 from ..spec import NOT_PART_OF_THE_HASH, RunSpec, spec_hash
@@ -86,8 +86,7 @@ def cells_of(grid: Grid, seeds: list[int], common: dict[str, Any] | None = None)
 def method_as_written_shortest(text: str, dataset: str) -> tuple[Method, str]:
     """Equal runs have equal names: `fedsc,tau=0.05` is `fedsc`, whose default that is."""
     method, name = method_from_text(text, dataset), text.split(",")[0].strip()
-    preset, changed = shortest(method, dataset)
-    return method, ",".join([name, *preset, *(f"{k}={value}" for k, value in changed.items())])
+    return method, method_to_text(method, dataset, name)
 
 
 def run_cells(

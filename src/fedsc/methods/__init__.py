@@ -97,10 +97,11 @@ def method_from_text(text: str, dataset: str = "") -> Method:
     return cls(**settings)
 
 
-def method_to_text(method: Method, dataset: str = "") -> str:
-    """The text that `method_from_text` makes this method of: its name and what is not default."""
+def method_to_text(method: Method, dataset: str = "", name: str | None = None) -> str:
+    """The text that `method_from_text` makes this method of: its name (or, of a method from a file,
+    the one it was asked for by) and what is not default."""
     preset, changed = shortest(method, dataset)
-    return ",".join([method.name, *preset, *(f"{name}={value}" for name, value in changed.items())])
+    return ",".join([name or method.name, *preset, *(f"{k}={v}" for k, v in changed.items())])
 
 
 def shortest(method: Method, dataset: str = "") -> tuple[list[str], dict[str, Any]]:

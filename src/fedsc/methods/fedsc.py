@@ -46,7 +46,8 @@ class FedSC(Method):
     presets: ClassVar = {
         "full": FULL,
         "literal": {**FULL, "u_mode": "round", "cpdr": "l1_sum", "proto_source": "eval"},
-        "private": {**FULL, "u_mode": "none", "proto_source": "eval"},  # what DP-SGD can cover
+        # What DP-SGD can cover, at the weights that docs/robustness.md measures.
+        "private": {**FULL, "u_mode": "none", "proto_source": "eval"},
     }
 
     tau: float = option(0.05, "temperature of RPCL, Eq. 14", above=0)
