@@ -30,6 +30,13 @@ def option(
     return dataclasses.field(default=default, metadata={"help": help, **limits})
 
 
+def option_text(value: Any) -> str:
+    """As it is written on the command line: `true`, `none`, `0.1`, `1`."""
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
+
+
 @dataclasses.dataclass(frozen=True)
 class Option:
     """One field as the command line and the documentation see it."""

@@ -9,7 +9,7 @@ from typing import Any
 from ..contract import check_class
 from ..errors import FedscError, in_words, unknown
 from ..method import Method
-from ..options import parse
+from ..options import option_text, parse
 from ..plugins import is_path, object_from_path
 from .fedavg import FedAvg
 from .fedcda import FedCDA
@@ -39,7 +39,6 @@ __all__ = [
     "method_class",
     "method_from_text",
     "method_to_text",
-    "shortest",
 ]
 
 METHODS: dict[str, type[Method]] = {
@@ -101,7 +100,8 @@ def method_to_text(method: Method, dataset: str = "", name: str | None = None) -
     """The text that `method_from_text` makes this method of: its name (or, of a method from a file,
     the one it was asked for by) and what is not default."""
     preset, changed = shortest(method, dataset)
-    return ",".join([name or method.name, *preset, *(f"{k}={v}" for k, v in changed.items())])
+    options = (f"{option}={option_text(value)}" for option, value in changed.items())
+    return ",".join([name or method.name, *preset, *options])
 
 
 def shortest(method: Method, dataset: str = "") -> tuple[list[str], dict[str, Any]]:

@@ -26,7 +26,7 @@ from ..files import read_object, write_atomically
 from ..method import Method
 from ..methods import METHODS, changed_options
 from ..models import default_model
-from ..options import options_of
+from ..options import option_text, options_of
 from ..spec import NOT_PART_OF_THE_HASH, RunSpec
 from .grid_table import (
     best_and_second,
@@ -43,7 +43,6 @@ from .results_table import (
     any_measured,
     by_setting,
     measured_text,
-    option_text,
     recorded_method,
     refuse_same_seed,
     told_apart,

@@ -11,8 +11,8 @@ from typing import Any
 
 from ..errors import FedscError
 from ..method import Method
-from ..methods import method_from_text, shortest
-from ..options import options_of
+from ..methods import method_from_text, method_to_text
+from ..options import option_text, options_of
 from ..plugins import is_path
 from ..spec import RunSpec
 from .grid_table import (
@@ -103,9 +103,7 @@ def method_of(run: RunData) -> str:
     dataset = run.spec["dataset"]
     if not all("=" in word for word in words) and method_from_text(run.label, dataset) == method:
         return run.label  # a preset says more than its options
-    preset, changed = shortest(method, dataset)
-    options = (f"{option}={option_text(value)}" for option, value in changed.items())
-    return ",".join([name, *preset, *options])
+    return method_to_text(method, dataset, name)
 
 
 def recorded_method(run: RunData) -> Method | None:
@@ -117,13 +115,6 @@ def recorded_method(run: RunData) -> Method | None:
         return dataclasses.replace(method_from_text(run.label, run.spec["dataset"]), **values)
     except (FedscError, TypeError):  # TypeError: an option that has gone
         return None
-
-
-def option_text(value: Any) -> str:
-    """As it is written on the command line: `true`, `none`, `0.1`, `1`."""
-    if value is None or isinstance(value, bool):
-        return str(value).lower()
-    return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
 def any_measured(runs: Iterable[RunData], classifier: str) -> bool:
