@@ -167,7 +167,14 @@ def _unpack_tar(archive: Path, content: BinaryIO, into: Path) -> None:
                 # A link can lead outside whatever its own name is, and no data set has one.
                 raise FedscError(f"{archive.name} has a link or a device: '{member.name}'")
         _check_members(archive, into, [(member.name, member.size) for member in members])
-        tar.extractall(into, filter="data")
+        # Not extractall: its filter is missing before Python 3.11.4, and only the bytes are wanted.
+        for member in members:
+            path = into / member.name
+            (path if member.isdir() else path.parent).mkdir(parents=True, exist_ok=True)
+            source = tar.extractfile(member)
+            if source is not None:  # None for a folder
+                with source, path.open("wb") as file:
+                    shutil.copyfileobj(source, file)
 
 
 def _check_members(archive: Path, into: Path, members: list[tuple[str, int]]) -> None:

@@ -382,12 +382,16 @@ def environment(device: torch.device) -> dict[str, Any]:
         except PackageNotFoundError:
             return None
 
-    packages = "fedsc", "torch", "numpy", "safetensors", "scikit-learn", "pillow"
+    packages = "fedsc", "numpy", "safetensors", "scikit-learn", "pillow"
     cuda = device.type == "cuda"
     return {
         "format": FORMAT,
         "python": platform.python_version(),
-        "packages": {name: version_of(name) for name in packages},
+        # PyTorch's own word names its build, +cu130 or +cpu, which its package need not.
+        "packages": {
+            "torch": str(torch.__version__),
+            **{name: version_of(name) for name in packages},
+        },
         "revision": _revision(),
         "platform": platform.platform(),
         "processor": _processor(),
