@@ -216,6 +216,25 @@ def test_archives_cannot_write_outside(tmp_path: Path, member: str) -> None:
     assert not Path("/tmp/evil-of-fedsc").exists()
 
 
+def test_folders_files_and_a_deep_one_are_unpacked_and_no_permissions_with_them(
+    tmp_path: Path,
+) -> None:
+    with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as tar:
+        folder = tarfile.TarInfo("thing")
+        folder.type, folder.mode = tarfile.DIRTYPE, 0o000
+        tar.addfile(folder)
+        for name, content in {"thing/a.bin": CONTENT, "thing/deep/er/b.bin": b""}.items():
+            info = tarfile.TarInfo(name)
+            info.size, info.mode, info.uid = len(content), 0o6777, 12345
+            tar.addfile(info, io.BytesIO(content))
+    unpack(tmp_path / "a.tar.gz", tmp_path / "into")
+    a, b = tmp_path / "into/thing/a.bin", tmp_path / "into/thing/deep/er/b.bin"
+    assert a.read_bytes() == CONTENT
+    assert b.read_bytes() == b""
+    assert a.stat().st_mode & 0o7111 == 0  # neither set-user-ID nor executable
+    assert a.stat().st_uid == tmp_path.stat().st_uid
+
+
 def test_names_that_cannot_be_fetched(tmp_path: Path) -> None:
     with pytest.raises(FedscError, match="comes with scikit-learn"):
         fetch("digits", tmp_path)
